@@ -1,0 +1,77 @@
+"""Time as a value that is handed in: `MonotonicClock` in production, `VirtualClock` where time must be told what to do.
+
+Seconds as float, monotonic, comparable only within one process. The virtual clock is product code: the `local`
+connector and the simulator run on it. Does not know wall-clock time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """What a part may ask about time."""
+
+    def now(self) -> float:
+        """Seconds since some fixed point of this process."""
+        ...
+
+    async def sleep(self, delay_s: float) -> None:
+        """Return after `delay_s` seconds of this clock."""
+        ...
+
+
+class MonotonicClock:
+    """The machine's monotonic clock."""
+
+    def now(self) -> float:
+        """Seconds since an arbitrary fixed point."""
+        return time.monotonic()
+
+    async def sleep(self, delay_s: float) -> None:
+        """asyncio's sleep."""
+        await asyncio.sleep(delay_s)
+
+
+class VirtualClock:
+    """A clock that moves only when `advance` is called; sleepers wake in order of their deadlines."""
+
+    def __init__(self, start_s: float = 0.0) -> None:
+        self._now = start_s
+        self._order = itertools.count()
+        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+
+    def now(self) -> float:
+        """The virtual instant in seconds."""
+        return self._now
+
+    async def sleep(self, delay_s: float) -> None:
+        """Wait until `advance` has moved the clock past now + `delay_s`."""
+        if delay_s <= 0:
+            await asyncio.sleep(0)
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._sleepers, (self._now + delay_s, next(self._order), future))
+        await future
+
+    async def advance(self, delta_s: float) -> None:
+        """Move time on by `delta_s`, waking sleepers at their own instants and letting each run before the next."""
+        target = self._now + delta_s
+        while self._sleepers and self._sleepers[0][0] <= target:
+            when, _, future = heapq.heappop(self._sleepers)
+            self._now = max(self._now, when)
+            if not future.done():
+                future.set_result(None)
+            await settle()
+        self._now = target
+        await settle()
+
+
+async def settle(rounds: int = 20) -> None:
+    """Let every task that is ready run: as many turns of the event loop as `rounds`."""
+    for _ in range(rounds):
+        await asyncio.sleep(0)

@@ -1,0 +1,166 @@
+"""Every error that may cross a border, one tree; raised deep, translated once at each door.
+
+    DiptychError                      code                  retry elsewhere?
+    ├── InvalidRequest                INVALID_ARGUMENT      no      names field, value and limit
+    ├── ModelNotFound                 NOT_FOUND             no
+    ├── Overloaded                    RESOURCE_EXHAUSTED    later
+    ├── Unavailable                   UNAVAILABLE           yes
+    │   └── WorkerLost                UNAVAILABLE           yes
+    ├── DeadlineExceeded              DEADLINE_EXCEEDED     no
+    ├── RequestCancelled              CANCELLED             no
+    ├── HandoffError                  FAILED_PRECONDITION
+    │   ├── LayoutMismatch            FAILED_PRECONDITION   no      names the field that differs
+    │   ├── StaleEpoch                FAILED_PRECONDITION   yes
+    │   ├── NoRoom                    RESOURCE_EXHAUSTED    yes
+    │   ├── UnknownHandoff            NOT_FOUND             yes
+    │   └── TransferFailed            UNAVAILABLE           yes
+    ├── ConfigError                   (CLI: one line, exit 2)
+    │   └── ModelLoadError
+    └── InternalError                 INTERNAL              yes     a fault of ours, said aloud
+
+Does not know gRPC or HTTP: `rpc.errors` and `router` translate.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import ClassVar
+
+
+class ErrorCode(StrEnum):
+    """The wire-neutral class of an error; values are gRPC's canonical names."""
+
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    NOT_FOUND = "NOT_FOUND"
+    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
+    UNAVAILABLE = "UNAVAILABLE"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    CANCELLED = "CANCELLED"
+    FAILED_PRECONDITION = "FAILED_PRECONDITION"
+    INTERNAL = "INTERNAL"
+
+
+class DiptychError(Exception):
+    """Root of the tree. `retryable` says whether another worker may succeed where this one did not."""
+
+    code: ClassVar[ErrorCode] = ErrorCode.INTERNAL
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class InvalidRequest(DiptychError):
+    """The caller's fault: says which field, what it was and what is allowed."""
+
+    code = ErrorCode.INVALID_ARGUMENT
+
+    def __init__(self, field: str, value: object, limit: str) -> None:
+        shown = repr(value)
+        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        super().__init__(f"{field}: got {shown}, {limit}")
+        self.field = field
+        self.value = shown
+        self.limit = limit
+
+
+class ModelNotFound(DiptychError):
+    """The request names a model that this deployment does not serve."""
+
+    code = ErrorCode.NOT_FOUND
+
+    def __init__(self, model: str, known: tuple[str, ...]) -> None:
+        super().__init__(f"model: {model!r} is not served here; known: {', '.join(known) or 'none'}")
+        self.model = model
+
+
+class Overloaded(DiptychError):
+    """The bounded queue is full; come back after `retry_after_s`."""
+
+    code = ErrorCode.RESOURCE_EXHAUSTED
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Unavailable(DiptychError):
+    """No worker can take the request now."""
+
+    code = ErrorCode.UNAVAILABLE
+    retryable = True
+
+
+class WorkerLost(Unavailable):
+    """A worker went away while it had the request."""
+
+
+class DeadlineExceeded(DiptychError):
+    """The request's own deadline passed."""
+
+    code = ErrorCode.DEADLINE_EXCEEDED
+
+
+class RequestCancelled(DiptychError):
+    """The client left, or somebody aborted the request."""
+
+    code = ErrorCode.CANCELLED
+
+
+class HandoffError(DiptychError):
+    """A hand-off could not go on."""
+
+    code = ErrorCode.FAILED_PRECONDITION
+    retryable = True
+
+
+class LayoutMismatch(HandoffError):
+    """Two workers whose KV memory differs; `field` is the first field that does."""
+
+    retryable = False
+
+    def __init__(self, field: str, ours: object, theirs: object) -> None:
+        super().__init__(f"kv layout differs in {field}: ours {ours!r}, theirs {theirs!r}")
+        self.field = field
+
+
+class StaleEpoch(HandoffError):
+    """A message for, or from, an earlier life of a worker."""
+
+    def __init__(self, worker_id: str, expected: int, got: int) -> None:
+        super().__init__(f"epoch of {worker_id}: expected {expected}, got {got}")
+
+
+class NoRoom(HandoffError):
+    """The decode pool has no free blocks for this hand-off now."""
+
+    code = ErrorCode.RESOURCE_EXHAUSTED
+
+
+class UnknownHandoff(HandoffError):
+    """A hand-off id that is not, or no longer, held here."""
+
+    code = ErrorCode.NOT_FOUND
+
+
+class TransferFailed(HandoffError):
+    """Bytes did not arrive: connection lost, window closed, timeout."""
+
+    code = ErrorCode.UNAVAILABLE
+
+
+class ConfigError(DiptychError):
+    """A flag, file or environment that cannot work; on the command line one line and exit 2."""
+
+    code = ErrorCode.INVALID_ARGUMENT
+
+
+class ModelLoadError(ConfigError):
+    """A model directory or file that cannot be loaded; says which file and why."""
+
+
+class InternalError(DiptychError):
+    """A fault of ours that costs one request; logged with its traceback where it was raised."""
+
+    retryable = True

@@ -1,0 +1,67 @@
+"""The messages of a hand-off in Python: what decode grants, and the ticket with which decode goes on alone.
+
+    Reservation request ──▶ Grant (or no room) ──▶ writes … ──▶ Ticket (commit)
+
+`handoff_id` is also the request id of the continuation on the decode worker. Does not know gRPC or bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from contracts.kv_layout import KVLayout
+from contracts.request import GenerationRequest, TokenLogprob
+from contracts.worker import ConnectorAddress, WorkerRef
+from observability.stages import StageTimes
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveRequest:
+    """Asks a decode worker for room for `num_tokens` tokens of KV.
+
+    `num_tokens` counts the prompt tokens (and earlier output, on a continuation) whose KV will be pushed. `block_hashes`
+    are the chained hashes of its full blocks, so that decode finds what it already has. Both refs must be current.
+    """
+
+    handoff_id: str
+    prefill: WorkerRef
+    decode: WorkerRef
+    num_tokens: int
+    block_hashes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Room on the decode side, until `lease_s` seconds from now unless renewed.
+
+    `block_ids` are all blocks in order; the first `num_cached_tokens` tokens (whole blocks) are there already and must not be
+    written. `windows` has, per connector kind, the key that lets writes into exactly the blocks that are not cached.
+    """
+
+    handoff_id: str
+    decode: WorkerRef
+    block_ids: tuple[int, ...]
+    num_cached_tokens: int
+    lease_s: float
+    windows: tuple[tuple[ConnectorAddress, int], ...]  # (where to write, key)
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Everything a decode worker needs to go on as if it had prefilled the request itself.
+
+    `request.output_token_ids` ends with the token that prefill sampled; its KV is not written yet, so
+    `num_computed_tokens == request.num_tokens - 1`. Penalties follow from the tokens; stop strings are the router's.
+    """
+
+    handoff_id: str
+    prefill: WorkerRef
+    decode: WorkerRef
+    layout: KVLayout
+    request: GenerationRequest
+    num_computed_tokens: int
+    num_cached_tokens: int
+    block_hashes: tuple[bytes, ...] = ()
+    block_digests: tuple[bytes, ...] = ()
+    first_token_logprob: TokenLogprob | None = None
+    stages: StageTimes = field(default_factory=StageTimes)
