@@ -1,0 +1,240 @@
+"""Wire ↔ domain for the messages of requests and answers: one pair of functions per message, nothing else knows both.
+
+`contracts.wire_handoff` has the messages of the hand-off and the registry. Reading is strict where a missing part would be
+a lie (a request without sampling parameters) and raises InvalidRequest naming the field. Does no I/O.
+"""
+
+from __future__ import annotations
+
+from contracts.errors import DiptychError, ErrorCode, InternalError, InvalidRequest
+from contracts.pb.diptych.v1 import types_pb2 as pb
+from contracts.request import ErrorInfo, FinishReason, GenerationRequest, TokenDelta, TokenLogprob
+from contracts.sampling import SamplingParams
+from observability.stages import HandoffStats, StageTimes
+
+_FINISH_TO_PB = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.ABORT: pb.FINISH_REASON_ABORT,
+    FinishReason.ERROR: pb.FINISH_REASON_ERROR,
+}
+_FINISH_FROM_PB = {value: key for key, value in _FINISH_TO_PB.items()}
+
+
+def sampling_to_pb(sampling: SamplingParams) -> pb.SamplingParams:
+    """All fields present."""
+    return pb.SamplingParams(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=dict(sampling.logit_bias),
+        seed=sampling.seed,
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        stop_token_ids=sampling.stop_token_ids,
+        ignore_eos=sampling.ignore_eos,
+        logprobs=sampling.logprobs,
+        prompt_logprobs=sampling.prompt_logprobs,
+    )
+
+
+def sampling_from_pb(message: pb.SamplingParams, defaults: SamplingParams) -> SamplingParams:
+    """Fields that are absent are taken from `defaults`."""
+
+    def present(field: str) -> bool:
+        return message.HasField(field)  # type: ignore[arg-type]
+
+    return SamplingParams(
+        temperature=message.temperature if present("temperature") else defaults.temperature,
+        top_k=message.top_k if present("top_k") else defaults.top_k,
+        top_p=message.top_p if present("top_p") else defaults.top_p,
+        min_p=message.min_p if present("min_p") else defaults.min_p,
+        repetition_penalty=(
+            message.repetition_penalty if present("repetition_penalty") else defaults.repetition_penalty
+        ),
+        presence_penalty=message.presence_penalty if present("presence_penalty") else defaults.presence_penalty,
+        frequency_penalty=message.frequency_penalty if present("frequency_penalty") else defaults.frequency_penalty,
+        logit_bias=tuple(sorted(message.logit_bias.items())) or defaults.logit_bias,
+        seed=message.seed if present("seed") else defaults.seed,
+        max_tokens=message.max_tokens if present("max_tokens") else defaults.max_tokens,
+        min_tokens=message.min_tokens if present("min_tokens") else defaults.min_tokens,
+        stop_token_ids=tuple(message.stop_token_ids) or defaults.stop_token_ids,
+        ignore_eos=message.ignore_eos if present("ignore_eos") else defaults.ignore_eos,
+        logprobs=message.logprobs if present("logprobs") else defaults.logprobs,
+        prompt_logprobs=message.prompt_logprobs if present("prompt_logprobs") else defaults.prompt_logprobs,
+    )
+
+
+def request_to_pb(request: GenerationRequest) -> pb.Request:
+    """One attempt as it travels between our own processes."""
+    return pb.Request(
+        request_id=request.request_id,
+        prompt_token_ids=request.prompt_token_ids,
+        output_token_ids=request.output_token_ids,
+        sampling=sampling_to_pb(request.sampling),
+        priority=request.priority,
+        deadline_s=request.deadline_s,
+        traceparent=request.traceparent,
+    )
+
+
+def request_from_pb(message: pb.Request) -> GenerationRequest:
+    """Raises InvalidRequest when the id or the sampling parameters are missing."""
+    if not message.request_id:
+        raise InvalidRequest("request_id", "", "must not be empty")
+    if not message.HasField("sampling"):
+        raise InvalidRequest("sampling", None, "must be present")
+    return GenerationRequest(
+        request_id=message.request_id,
+        prompt_token_ids=tuple(message.prompt_token_ids),
+        output_token_ids=tuple(message.output_token_ids),
+        sampling=sampling_from_pb(message.sampling, SamplingParams()),
+        priority=message.priority,
+        deadline_s=message.deadline_s if message.HasField("deadline_s") else None,
+        traceparent=message.traceparent,
+    )
+
+
+def logprob_to_pb(logprob: TokenLogprob | None) -> pb.TokenLogprob:
+    """None (the first prompt token) becomes a message of rank 0."""
+    if logprob is None:
+        return pb.TokenLogprob()
+    top = [pb.TokenProbability(token_id=token_id, logprob=value) for token_id, value in logprob.top]
+    return pb.TokenLogprob(token_id=logprob.token_id, logprob=logprob.logprob, rank=logprob.rank, top=top)
+
+
+def logprob_from_pb(message: pb.TokenLogprob) -> TokenLogprob | None:
+    """A message of rank 0 becomes None."""
+    if message.rank == 0:
+        return None
+    top = tuple((entry.token_id, entry.logprob) for entry in message.top)
+    return TokenLogprob(message.token_id, message.logprob, message.rank, top)
+
+
+def finish_to_pb(reason: FinishReason | None) -> pb.FinishReason.ValueType:
+    """None becomes UNSPECIFIED."""
+    return pb.FINISH_REASON_UNSPECIFIED if reason is None else _FINISH_TO_PB[reason]
+
+
+def finish_from_pb(value: pb.FinishReason.ValueType) -> FinishReason | None:
+    """UNSPECIFIED becomes None."""
+    return _FINISH_FROM_PB.get(value)
+
+
+def error_info(error: DiptychError) -> ErrorInfo:
+    """An exception as a value."""
+    return ErrorInfo(error.code, error.message, error.retryable)
+
+
+def error_info_to_pb(error: ErrorInfo) -> pb.Error:
+    """For streams that carry many requests."""
+    return pb.Error(code=error.code.value, message=error.message, retryable=error.retryable)
+
+
+def error_info_from_pb(message: pb.Error) -> ErrorInfo:
+    """Raises InternalError for a code that is not ours."""
+    try:
+        code = ErrorCode(message.code)
+    except ValueError as unknown:
+        raise InternalError(f"error.code: got {message.code!r}, not one of ours") from unknown
+    return ErrorInfo(code, message.message, message.retryable)
+
+
+def stages_to_pb(stages: StageTimes) -> pb.StageTimes:
+    """Field by field."""
+    return pb.StageTimes(
+        admission_s=stages.admission_s,
+        tokenise_s=stages.tokenise_s,
+        route_s=stages.route_s,
+        prefill_queue_s=stages.prefill_queue_s,
+        prefill_compute_s=stages.prefill_compute_s,
+        emit_s=stages.emit_s,
+        transfer_s=stages.transfer_s,
+        commit_s=stages.commit_s,
+        decode_queue_s=stages.decode_queue_s,
+        first_step_s=stages.first_step_s,
+    )
+
+
+def stages_from_pb(message: pb.StageTimes) -> StageTimes:
+    """Field by field."""
+    return StageTimes(
+        admission_s=message.admission_s,
+        tokenise_s=message.tokenise_s,
+        route_s=message.route_s,
+        prefill_queue_s=message.prefill_queue_s,
+        prefill_compute_s=message.prefill_compute_s,
+        emit_s=message.emit_s,
+        transfer_s=message.transfer_s,
+        commit_s=message.commit_s,
+        decode_queue_s=message.decode_queue_s,
+        first_step_s=message.first_step_s,
+    )
+
+
+def handoff_stats_to_pb(stats: HandoffStats) -> pb.HandoffStats:
+    """Field by field."""
+    return pb.HandoffStats(
+        connector=stats.connector,
+        kv_bytes=stats.kv_bytes,
+        num_writes=stats.num_writes,
+        num_blocks=stats.num_blocks,
+        num_cached_blocks=stats.num_cached_blocks,
+        transfer_s=stats.transfer_s,
+        exposed_s=stats.exposed_s,
+    )
+
+
+def handoff_stats_from_pb(message: pb.HandoffStats) -> HandoffStats:
+    """Field by field."""
+    return HandoffStats(
+        connector=message.connector,
+        kv_bytes=message.kv_bytes,
+        num_writes=message.num_writes,
+        num_blocks=message.num_blocks,
+        num_cached_blocks=message.num_cached_blocks,
+        transfer_s=message.transfer_s,
+        exposed_s=message.exposed_s,
+    )
+
+
+def delta_to_pb(delta: TokenDelta) -> pb.TokenDelta:
+    """One request's share of a step."""
+    return pb.TokenDelta(
+        request_id=delta.request_id,
+        first_index=delta.first_index,
+        token_ids=delta.token_ids,
+        logprobs=[logprob_to_pb(entry) for entry in delta.logprobs],
+        prompt_logprobs=[logprob_to_pb(entry) for entry in delta.prompt_logprobs],
+        finish_reason=finish_to_pb(delta.finish_reason),
+        stop_token_id=delta.stop_token_id,
+        num_cached_tokens=delta.num_cached_tokens,
+        error=None if delta.error is None else error_info_to_pb(delta.error),
+        stages=None if delta.stages is None else stages_to_pb(delta.stages),
+    )
+
+
+def delta_from_pb(message: pb.TokenDelta) -> TokenDelta:
+    """Raises InvalidRequest when a generated token has a log-probability without a rank."""
+    logprobs = []
+    for entry in message.logprobs:
+        logprob = logprob_from_pb(entry)
+        if logprob is None:
+            raise InvalidRequest("logprobs.rank", 0, "must be at least 1 for a generated token")
+        logprobs.append(logprob)
+    return TokenDelta(
+        request_id=message.request_id,
+        first_index=message.first_index,
+        token_ids=tuple(message.token_ids),
+        logprobs=tuple(logprobs),
+        prompt_logprobs=tuple(logprob_from_pb(entry) for entry in message.prompt_logprobs),
+        finish_reason=finish_from_pb(message.finish_reason),
+        stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
+        num_cached_tokens=message.num_cached_tokens,
+        error=error_info_from_pb(message.error) if message.HasField("error") else None,
+        stages=stages_from_pb(message.stages) if message.HasField("stages") else None,
+    )

@@ -1,0 +1,221 @@
+"""Wire ↔ domain for the hand-off and the registry: refs, layouts, grants, tickets, worker descriptions.
+
+The rest is in `contracts.wire`. Reading raises InvalidRequest that names a missing or impossible field. Does no I/O.
+"""
+
+from __future__ import annotations
+
+from contracts import wire
+from contracts.errors import InvalidRequest
+from contracts.kv_layout import DTYPE_BYTES, KVLayout
+from contracts.pb.diptych.v1 import handoff_pb2, registry_pb2, types_pb2
+from contracts.ticket import Grant, ReserveRequest, Ticket
+from contracts.worker import ConnectorAddress, WorkerInfo, WorkerKind, WorkerLoad, WorkerRef, WorkerState
+
+_KIND_TO_PB = {
+    WorkerKind.PREFILL: registry_pb2.WORKER_KIND_PREFILL,
+    WorkerKind.DECODE: registry_pb2.WORKER_KIND_DECODE,
+}
+_KIND_FROM_PB = {value: key for key, value in _KIND_TO_PB.items()}
+_STATE_TO_PB = {
+    WorkerState.STARTING: registry_pb2.WORKER_STATE_STARTING,
+    WorkerState.READY: registry_pb2.WORKER_STATE_READY,
+    WorkerState.DRAINING: registry_pb2.WORKER_STATE_DRAINING,
+}
+_STATE_FROM_PB = {value: key for key, value in _STATE_TO_PB.items()}
+
+
+def worker_ref_to_pb(ref: WorkerRef) -> types_pb2.WorkerRef:
+    """Field by field."""
+    return types_pb2.WorkerRef(worker_id=ref.worker_id, epoch=ref.epoch)
+
+
+def worker_ref_from_pb(message: types_pb2.WorkerRef) -> WorkerRef:
+    """Raises InvalidRequest when the worker has no name."""
+    if not message.worker_id:
+        raise InvalidRequest("worker_id", "", "must not be empty")
+    return WorkerRef(message.worker_id, message.epoch)
+
+
+def address_to_pb(address: ConnectorAddress) -> types_pb2.ConnectorAddress:
+    """Field by field."""
+    return types_pb2.ConnectorAddress(kind=address.kind, address=address.address)
+
+
+def address_from_pb(message: types_pb2.ConnectorAddress) -> ConnectorAddress:
+    """Field by field."""
+    return ConnectorAddress(message.kind, message.address)
+
+
+def layout_to_pb(layout: KVLayout) -> types_pb2.KVLayout:
+    """Field by field."""
+    return types_pb2.KVLayout(
+        model=layout.model,
+        dtype=layout.dtype,
+        num_layers=layout.num_layers,
+        num_kv_heads=layout.num_kv_heads,
+        head_size=layout.head_size,
+        block_size=layout.block_size,
+        tp_size=layout.tp_size,
+        hash_seed=layout.hash_seed,
+        protocol_version=layout.protocol_version,
+    )
+
+
+def layout_from_pb(message: types_pb2.KVLayout) -> KVLayout:
+    """Raises InvalidRequest for a dtype that is not known."""
+    if message.dtype not in DTYPE_BYTES:
+        raise InvalidRequest("layout.dtype", message.dtype, f"must be one of {', '.join(DTYPE_BYTES)}")
+    return KVLayout(
+        model=message.model,
+        dtype=message.dtype,
+        num_layers=message.num_layers,
+        num_kv_heads=message.num_kv_heads,
+        head_size=message.head_size,
+        block_size=message.block_size,
+        tp_size=message.tp_size,
+        hash_seed=message.hash_seed,
+        protocol_version=message.protocol_version,
+    )
+
+
+def reserve_to_pb(request: ReserveRequest) -> handoff_pb2.ReserveRequest:
+    """Field by field."""
+    return handoff_pb2.ReserveRequest(
+        handoff_id=request.handoff_id,
+        prefill=worker_ref_to_pb(request.prefill),
+        decode=worker_ref_to_pb(request.decode),
+        num_tokens=request.num_tokens,
+        block_hashes=request.block_hashes,
+    )
+
+
+def reserve_from_pb(message: handoff_pb2.ReserveRequest) -> ReserveRequest:
+    """Raises InvalidRequest when the id is missing or there is nothing to reserve."""
+    if not message.handoff_id:
+        raise InvalidRequest("handoff_id", "", "must not be empty")
+    if message.num_tokens == 0:
+        raise InvalidRequest("num_tokens", 0, "must be at least 1")
+    return ReserveRequest(
+        handoff_id=message.handoff_id,
+        prefill=worker_ref_from_pb(message.prefill),
+        decode=worker_ref_from_pb(message.decode),
+        num_tokens=message.num_tokens,
+        block_hashes=tuple(message.block_hashes),
+    )
+
+
+def grant_to_pb(grant: Grant) -> handoff_pb2.Grant:
+    """Field by field."""
+    windows = [handoff_pb2.Window(address=address_to_pb(address), key=key) for address, key in grant.windows]
+    return handoff_pb2.Grant(
+        handoff_id=grant.handoff_id,
+        decode=worker_ref_to_pb(grant.decode),
+        block_ids=grant.block_ids,
+        num_cached_tokens=grant.num_cached_tokens,
+        lease_s=grant.lease_s,
+        windows=windows,
+    )
+
+
+def grant_from_pb(message: handoff_pb2.Grant) -> Grant:
+    """Field by field."""
+    return Grant(
+        handoff_id=message.handoff_id,
+        decode=worker_ref_from_pb(message.decode),
+        block_ids=tuple(message.block_ids),
+        num_cached_tokens=message.num_cached_tokens,
+        lease_s=message.lease_s,
+        windows=tuple((address_from_pb(window.address), window.key) for window in message.windows),
+    )
+
+
+def ticket_to_pb(ticket: Ticket) -> handoff_pb2.Ticket:
+    """Everything decode needs, field by field."""
+    first = ticket.first_token_logprob
+    return handoff_pb2.Ticket(
+        handoff_id=ticket.handoff_id,
+        prefill=worker_ref_to_pb(ticket.prefill),
+        decode=worker_ref_to_pb(ticket.decode),
+        layout=layout_to_pb(ticket.layout),
+        request=wire.request_to_pb(ticket.request),
+        num_computed_tokens=ticket.num_computed_tokens,
+        num_cached_tokens=ticket.num_cached_tokens,
+        block_hashes=ticket.block_hashes,
+        block_digests=ticket.block_digests,
+        first_token_logprob=None if first is None else wire.logprob_to_pb(first),
+        stages=wire.stages_to_pb(ticket.stages),
+    )
+
+
+def ticket_from_pb(message: handoff_pb2.Ticket) -> Ticket:
+    """Raises InvalidRequest when a part is missing."""
+    if not message.handoff_id:
+        raise InvalidRequest("ticket.handoff_id", "", "must not be empty")
+    return Ticket(
+        handoff_id=message.handoff_id,
+        prefill=worker_ref_from_pb(message.prefill),
+        decode=worker_ref_from_pb(message.decode),
+        layout=layout_from_pb(message.layout),
+        request=wire.request_from_pb(message.request),
+        num_computed_tokens=message.num_computed_tokens,
+        num_cached_tokens=message.num_cached_tokens,
+        block_hashes=tuple(message.block_hashes),
+        block_digests=tuple(message.block_digests),
+        first_token_logprob=(
+            wire.logprob_from_pb(message.first_token_logprob) if message.HasField("first_token_logprob") else None
+        ),
+        stages=wire.stages_from_pb(message.stages),
+    )
+
+
+def worker_info_to_pb(info: WorkerInfo) -> registry_pb2.WorkerInfo:
+    """Field by field."""
+    return registry_pb2.WorkerInfo(
+        ref=worker_ref_to_pb(info.ref),
+        kind=_KIND_TO_PB[info.kind],
+        address=info.address,
+        model_name=info.model_name,
+        layout=layout_to_pb(info.layout),
+        connectors=info.connectors,
+        max_model_len=info.max_model_len,
+        num_blocks=info.num_blocks,
+    )
+
+
+def worker_info_from_pb(message: registry_pb2.WorkerInfo) -> WorkerInfo:
+    """Raises InvalidRequest for a worker of no pool or without an address."""
+    kind = _KIND_FROM_PB.get(message.kind)
+    if kind is None:
+        raise InvalidRequest("info.kind", message.kind, "must be prefill or decode")
+    if not message.address:
+        raise InvalidRequest("info.address", "", "must be host:port")
+    return WorkerInfo(
+        ref=worker_ref_from_pb(message.ref),
+        kind=kind,
+        address=message.address,
+        model_name=message.model_name,
+        layout=layout_from_pb(message.layout),
+        connectors=tuple(message.connectors),
+        max_model_len=message.max_model_len,
+        num_blocks=message.num_blocks,
+    )
+
+
+def worker_load_to_pb(load: WorkerLoad) -> registry_pb2.WorkerLoad:
+    """Field by field; a worker that is gone says so by leaving, not by its load."""
+    return registry_pb2.WorkerLoad(
+        state=_STATE_TO_PB[load.state],
+        num_waiting=load.num_waiting,
+        num_running=load.num_running,
+        num_queued_tokens=load.num_queued_tokens,
+        kv_usage=load.kv_usage,
+    )
+
+
+def worker_load_from_pb(message: registry_pb2.WorkerLoad) -> WorkerLoad:
+    """Raises InvalidRequest when the state is not said."""
+    state = _STATE_FROM_PB.get(message.state)
+    if state is None:
+        raise InvalidRequest("load.state", message.state, "must be starting, ready or draining")
+    return WorkerLoad(state, message.num_waiting, message.num_running, message.num_queued_tokens, message.kv_usage)

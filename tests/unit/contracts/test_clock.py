@@ -1,0 +1,55 @@
+"""The virtual clock moves only when told and wakes sleepers in the order of their deadlines."""
+
+import asyncio
+
+from contracts.clock import MonotonicClock, VirtualClock
+
+
+async def test_sleepers_wake_in_order_at_their_own_instants():
+    clock, woken = VirtualClock(), []
+
+    async def sleeper(delay):
+        await clock.sleep(delay)
+        woken.append((delay, clock.now()))
+
+    tasks = [asyncio.create_task(sleeper(delay)) for delay in (3.0, 1.0, 2.0)]
+    await clock.advance(0.5)
+    assert woken == []
+    await clock.advance(2.0)
+    assert woken == [(1.0, 1.0), (2.0, 2.0)]
+    await clock.advance(1.0)
+    await asyncio.gather(*tasks)
+    assert woken[-1] == (3.0, 3.0)
+    assert clock.now() == 3.5
+
+
+async def test_a_chain_of_sleeps_runs_within_one_advance():
+    clock, ticks = VirtualClock(), []
+
+    async def ticker():
+        for _ in range(3):
+            await clock.sleep(1.0)
+            ticks.append(clock.now())
+
+    task = asyncio.create_task(ticker())
+    await clock.advance(0.0)
+    await clock.advance(5.0)
+    await task
+    assert ticks == [1.0, 2.0, 3.0]
+
+
+async def test_a_cancelled_sleeper_does_no_harm():
+    clock = VirtualClock()
+    task = asyncio.create_task(clock.sleep(1.0))
+    await clock.advance(0.0)
+    task.cancel()
+    await clock.advance(2.0)
+    assert task.cancelled()
+
+
+async def test_zero_sleep_yields_on_both_clocks():
+    await VirtualClock().sleep(0)
+    clock = MonotonicClock()
+    before = clock.now()
+    await clock.sleep(0)
+    assert clock.now() >= before

@@ -1,0 +1,116 @@
+"""What goes over the wire comes back the same; what is missing is named."""
+
+from dataclasses import replace
+
+import pytest
+
+from contracts import wire, wire_handoff
+from contracts.errors import ErrorCode, InternalError, InvalidRequest
+from contracts.kv_layout import KVLayout
+from contracts.pb.diptych.v1 import handoff_pb2, registry_pb2, types_pb2
+from contracts.request import ErrorInfo, FinishReason, GenerationRequest, TokenDelta, TokenLogprob
+from contracts.sampling import SamplingParams
+from contracts.ticket import Grant, ReserveRequest, Ticket
+from contracts.worker import ConnectorAddress, WorkerInfo, WorkerKind, WorkerLoad, WorkerRef, WorkerState
+from observability.stages import HandoffStats, StageTimes
+
+SAMPLING = SamplingParams(
+    temperature=0.7,
+    top_k=3,
+    top_p=0.75,
+    min_p=0.25,
+    repetition_penalty=1.5,
+    presence_penalty=-0.5,
+    frequency_penalty=0.5,
+    logit_bias=((1, 2.0), (5, -4.0)),
+    seed=2**62,
+    max_tokens=7,
+    min_tokens=2,
+    stop_token_ids=(3, 4),
+    ignore_eos=True,
+    logprobs=0,
+    prompt_logprobs=2,
+)
+REQUEST = GenerationRequest("r-1", (1, 2), SAMPLING, (3,), priority=-2, deadline_s=1.5, traceparent="00-a-b-01")
+LOGPROB = TokenLogprob(4, -0.5, 1, ((4, -0.5), (2, -1.5)))
+STAGES = StageTimes(*(0.5 + i for i in range(10)))
+LAYOUT = KVLayout("m", "bfloat16", 2, 3, 4, 16, 1, 9)
+P, D = WorkerRef("p", 5), WorkerRef("d", 6)
+
+
+def test_request_round_trip():
+    assert wire.request_from_pb(wire.request_to_pb(REQUEST)) == REQUEST
+    bare = GenerationRequest("r", (1,), SamplingParams())
+    assert wire.request_from_pb(wire.request_to_pb(bare)) == bare
+
+
+def test_absent_sampling_fields_take_the_defaults_and_present_zeros_do_not():
+    got = wire.sampling_from_pb(types_pb2.SamplingParams(temperature=0.0), SAMPLING)
+    assert got == replace(SAMPLING, temperature=0.0)
+
+
+def test_delta_round_trip():
+    delta = TokenDelta(
+        "r",
+        3,
+        (4,),
+        (LOGPROB,),
+        (None, LOGPROB),
+        FinishReason.ERROR,
+        9,
+        16,
+        ErrorInfo(ErrorCode.UNAVAILABLE, "gone", True),
+        STAGES,
+    )
+    assert wire.delta_from_pb(wire.delta_to_pb(delta)) == delta
+    assert wire.delta_from_pb(wire.delta_to_pb(TokenDelta("r", 0))) == TokenDelta("r", 0)
+
+
+@pytest.mark.parametrize("reason", [None, *FinishReason])
+def test_finish_reasons_round_trip(reason):
+    assert wire.finish_from_pb(wire.finish_to_pb(reason)) is reason
+
+
+def test_hand_off_messages_round_trip():
+    reserve = ReserveRequest("h", P, D, 5, (b"a", b"b"))
+    assert wire_handoff.reserve_from_pb(wire_handoff.reserve_to_pb(reserve)) == reserve
+    grant = Grant("h", D, (4, 5), 16, 5.0, ((ConnectorAddress("tcp", "h:1"), 2**63 + 1),))
+    assert wire_handoff.grant_from_pb(wire_handoff.grant_to_pb(grant)) == grant
+    ticket = Ticket("h", P, D, LAYOUT, REQUEST, 2, 16, (b"a",), (b"d",), LOGPROB, STAGES)
+    assert wire_handoff.ticket_from_pb(wire_handoff.ticket_to_pb(ticket)) == ticket
+    stats = HandoffStats("shm", 10, 2, 3, 4, 0.5, 0.25)
+    assert wire.handoff_stats_from_pb(wire.handoff_stats_to_pb(stats)) == stats
+
+
+def test_worker_messages_round_trip():
+    info = WorkerInfo(P, WorkerKind.PREFILL, "h:1", "m", LAYOUT, ("shm", "tcp"), 128, 64)
+    assert wire_handoff.worker_info_from_pb(wire_handoff.worker_info_to_pb(info)) == info
+    load = WorkerLoad(WorkerState.DRAINING, 1, 2, 3, 0.5)
+    assert wire_handoff.worker_load_from_pb(wire_handoff.worker_load_to_pb(load)) == load
+
+
+@pytest.mark.parametrize(
+    ("read", "field"),
+    [
+        (lambda: wire.request_from_pb(types_pb2.Request()), "request_id"),
+        (lambda: wire.request_from_pb(types_pb2.Request(request_id="r")), "sampling"),
+        (lambda: wire.delta_from_pb(types_pb2.TokenDelta(logprobs=[types_pb2.TokenLogprob()])), "logprobs.rank"),
+        (lambda: wire_handoff.worker_ref_from_pb(types_pb2.WorkerRef()), "worker_id"),
+        (lambda: wire_handoff.layout_from_pb(types_pb2.KVLayout(dtype="int3")), "layout.dtype"),
+        (lambda: wire_handoff.reserve_from_pb(handoff_pb2.ReserveRequest()), "handoff_id"),
+        (lambda: wire_handoff.reserve_from_pb(handoff_pb2.ReserveRequest(handoff_id="h")), "num_tokens"),
+        (lambda: wire_handoff.ticket_from_pb(handoff_pb2.Ticket()), "ticket.handoff_id"),
+        (lambda: wire_handoff.worker_info_from_pb(registry_pb2.WorkerInfo()), "info.kind"),
+        (lambda: wire_handoff.worker_info_from_pb(registry_pb2.WorkerInfo(kind=1)), "info.address"),
+        (lambda: wire_handoff.worker_load_from_pb(registry_pb2.WorkerLoad()), "load.state"),
+    ],
+)
+def test_missing_parts_are_named(read, field):
+    with pytest.raises(InvalidRequest) as caught:
+        read()
+    assert caught.value.field == field
+
+
+def test_an_unknown_error_code_is_said_aloud():
+    with pytest.raises(InternalError, match="WAT"):
+        wire.error_info_from_pb(types_pb2.Error(code="WAT"))
