@@ -60,6 +60,7 @@ class VirtualClock:
 
     async def advance(self, delta_s: float) -> None:
         """Move time on by `delta_s`, waking sleepers at their own instants and letting each run before the next."""
+        await settle()  # tasks that are ready to sleep do so now, not at the new instant
         target = self._now + delta_s
         while self._sleepers and self._sleepers[0][0] <= target:
             when, _, future = heapq.heappop(self._sleepers)
