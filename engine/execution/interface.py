@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from contracts.kv_layout import KVLayout
-from contracts.request import TokenLogprob
 from contracts.sampling import SamplingParams
+from engine.sampling.row import SampledToken as SampledToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +53,6 @@ class ScheduledBatch:
     def num_scheduled_tokens(self) -> int:
         """Rows of the forward pass."""
         return sum(r.num_scheduled_tokens for r in self.requests)
-
-
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    """What a request got out of a step.
-
-    `token_id` is None when the request's prompt is not finished yet. `prompt_logprobs` has one entry per prompt position
-    that this step made known (positions num_computed + 1 … of the prompt), when asked for.
-    """
-
-    token_id: int | None
-    logprob: TokenLogprob | None = None
-    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class ModelRunner(Protocol):

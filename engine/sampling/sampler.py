@@ -1,0 +1,85 @@
+"""Logits of a batch in, one token per row out.
+
+    row ──┬─ greedy, untouched, no logprobs ──▶ one max over all such rows
+          └─ else, alone: penalties.adjust → greedy max | choice.choose(noise = f(seed, position)) → logprobs.token_logprob
+
+A row's token is a pure function of its logits, parameters, seed, position and tokens: whatever is not an exact reduction
+(max) runs on that row by itself, so the batch around it cannot change a bit. Does not know models, blocks or stop rules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from contracts.errors import InternalError
+from engine.sampling.choice import choose
+from engine.sampling.logprobs import token_logprob
+from engine.sampling.penalties import adjust, changes_logits
+from engine.sampling.random import Purpose, uniform
+from engine.sampling.row import SampledToken, SamplingRow
+
+# Below this, dividing by the temperature only loses digits: the likeliest token is the answer (vLLM's bound).
+GREEDY_TEMPERATURE = 1e-5
+
+
+class Sampler:
+    """Chooses tokens for a model with `vocab_size` tokens, of which `eos_token_ids` end an answer. Holds no state."""
+
+    def __init__(self, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        self._vocab_size = vocab_size
+        # A tokenizer may know end tokens that a cut-down output layer cannot make; they need no mask.
+        self._eos_token_ids = frozenset(token_id for token_id in eos_token_ids if 0 <= token_id < vocab_size)
+
+    @torch.inference_mode()
+    def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> tuple[SampledToken, ...]:
+        """The next token of each row, in their order; `logits` is [len(rows), vocab_size], any float type, not changed.
+
+        Raises InternalError when a row's largest logit is NaN or infinite: the model's numbers are broken, and any token
+        taken from them would be a lie.
+        """
+        if logits.shape != (len(rows), self._vocab_size):
+            raise ValueError(f"logits are {tuple(logits.shape)}, expected ({len(rows)}, {self._vocab_size})")
+        results: list[SampledToken | None] = [None] * len(rows)
+        plain = [index for index, row in enumerate(rows) if _is_plain(row)]
+        if plain:
+            picked = logits if len(plain) == len(rows) else logits[plain]
+            for index, token_id in zip(plain, _likeliest(picked, [rows[i] for i in plain]), strict=True):
+                results[index] = SampledToken(token_id)
+        return tuple(
+            result if result is not None else self._sample_alone(logits[index], rows[index])
+            for index, result in enumerate(results)
+        )
+
+    def _sample_alone(self, raw: Tensor, row: SamplingRow) -> SampledToken:
+        params = row.sampling
+        logits = adjust(raw, row, self._eos_token_ids) if changes_logits(row) else raw.to(torch.float32)
+        token_id = _likeliest(logits.unsqueeze(0), [row])[0]
+        if not _is_greedy(row):
+            token_id = choose(logits, params, uniform(params.seed, len(row.token_ids), Purpose.TOKEN))
+        if params.logprobs is None:
+            return SampledToken(token_id)
+        return SampledToken(token_id, token_logprob(raw, token_id, params.logprobs))
+
+
+def _is_greedy(row: SamplingRow) -> bool:
+    return row.sampling.temperature < GREEDY_TEMPERATURE
+
+
+def _is_plain(row: SamplingRow) -> bool:
+    return _is_greedy(row) and row.sampling.logprobs is None and not changes_logits(row)
+
+
+def _likeliest(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+    # max, not argmax: on bfloat16 argmax takes four times as long. Both give the first of equal values.
+    values, ids = logits.max(dim=-1)
+    for value, row in zip(values.tolist(), rows, strict=True):
+        if not math.isfinite(value):
+            raise InternalError(
+                f"request {row.request_id}: the largest logit at position {len(row.token_ids)} is {value}, not finite"
+            )
+    token_ids: list[int] = ids.tolist()
+    return token_ids
