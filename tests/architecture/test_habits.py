@@ -1,0 +1,57 @@
+"""Habits that a linter does not know: no roles in the engine, no duck typing, no changing globals, no hiding places."""
+
+import ast
+import re
+
+import pytest
+from tree import ROOT, name, parsed, sources
+
+FORBIDDEN_FILE_NAMES = {"utils", "util", "common", "helpers", "misc", "impl"}
+
+
+def test_no_file_is_a_drawer():
+    assert not [name(p) for p in sources() if p.stem in FORBIDDEN_FILE_NAMES]
+
+
+def test_the_engine_knows_no_role():
+    words = re.compile(r"\brole\b|is_prefill\w*|is_decode_node|disagg_mode|disaggregation_mode")
+    guilty = {}
+    for path in (ROOT / "engine").rglob("*.py"):
+        code = "\n".join(line.split("#")[0] for line in path.read_text().splitlines())
+        for node in ast.walk(ast.parse(code)):
+            identifier = getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "arg", None)
+            if isinstance(identifier, str) and words.search(identifier):
+                guilty[name(path)] = identifier
+    assert not guilty
+
+
+@pytest.mark.parametrize("path", sources(), ids=name)
+def test_modules_open_with_a_docstring(path):
+    assert ast.get_docstring(parsed(path)), f"{name(path)} has no module docstring"
+
+
+@pytest.mark.parametrize("path", sources(), ids=name)
+def test_no_duck_typing_no_globals_no_mixins(path):
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"hasattr", "getattr"}:
+            # A constant name means asking an object what it is; a computed one walks declared fields.
+            constant = len(node.args) > 1 and isinstance(node.args[1], ast.Constant)
+            assert not constant, f"{name(path)}:{node.lineno}: {ast.unparse(node)}"
+        assert not isinstance(node, ast.Global), f"{name(path)}:{node.lineno}: a module global that changes"
+        if isinstance(node, ast.ClassDef):
+            assert "Mixin" not in node.name, f"{name(path)}:{node.lineno}: {node.name}"
+
+
+@pytest.mark.parametrize("path", sources(), ids=name)
+def test_no_exception_is_swallowed(path):
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.ExceptHandler):
+            silent = all(isinstance(b, ast.Pass) or ast.unparse(b) in {"...", "continue"} for b in node.body)
+            broad = node.type is None or ast.unparse(node.type) in {"Exception", "BaseException"}
+            assert not (silent and broad), f"{name(path)}:{node.lineno}: swallowed"
+            assert node.type is not None, f"{name(path)}:{node.lineno}: bare except"
+
+
+def test_no_todo_without_a_home():
+    guilty = [name(p) for p in sources() if re.search(r"\b(TODO|FIXME|XXX)\b(?!.*https?://)", p.read_text())]
+    assert not guilty
