@@ -1,14 +1,57 @@
-PY := .venv/bin/python
-.PHONY: check test proto env
-env: .venv/ready
+# The menu. `make demo` and `make test` are all that a fresh machine needs.
+PYTHON ?= python3
+BIN    := .venv/bin
+PROTO  := .venv-proto/bin
+MODEL  ?= smollm2-135m-instruct
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check up bench model proto proto-check env clean
+
+help:            ## show this menu
+	@grep -hE '^[a-z-]+: .*##|^[a-z-]+:  +##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+demo: env        ## set up, fetch a real model, serve it from two pools, ask it questions, show the times
+	$(BIN)/diptych demo --model $(MODEL)
+
+test: env        ## pass the tests
+	$(BIN)/pytest
+
+check: env proto-check  ## format, lint, types, import floors, architecture, generated code
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest -q tests/architecture
+
+up: env          ## a local cluster in the foreground, until Ctrl-C
+	$(BIN)/diptych up --model $(MODEL)
+
+bench: env       ## measure, and write bench/results/
+	$(BIN)/python -m bench all
+
+model: env       ## fetch the real model into the cache
+	$(BIN)/diptych model fetch $(MODEL)
+
+proto: .venv-proto/ready  ## generate contracts/pb from proto/
+	$(PROTO)/python tools/gen_proto.py
+
+proto-check: .venv-proto/ready
+	$(PROTO)/python tools/gen_proto.py --check
+
+env: .venv/ready  ## the environment, pinned by constraints.txt
+
 .venv/ready: pyproject.toml constraints.txt
-	python3 -m venv .venv
-	.venv/bin/pip install -c constraints.txt torch==2.13.0 numpy
-	.venv/bin/pip install -c constraints.txt -e '.[dev]'
-	touch $@
-check: env
-	.venv/bin/ruff format --check .
-	.venv/bin/ruff check .
-	.venv/bin/mypy
-test: env
-	.venv/bin/pytest
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"Diptych needs Python 3.11 or newer, $(PYTHON) is {v.major}.{v.minor}; say make PYTHON=python3.12 …")'
+	@echo "== making .venv (a few minutes on a slow network: torch is large)"
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+.venv-proto/ready: tools/requirements-proto.txt
+	$(PYTHON) -m venv .venv-proto
+	$(PROTO)/pip install --disable-pip-version-check -q -r tools/requirements-proto.txt
+	@touch $@
+
+clean:           ## remove environments and caches
+	rm -rf .venv .venv-proto .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
