@@ -1,0 +1,111 @@
+"""One event, one line: `time level service logger event key=value …`, on stderr, through the standard library's logging.
+
+    log = get_logger(__name__)
+    log.info("handed off", handoff_id="h-1", kv_bytes=4096)
+
+`configure_logging` is called once by a process; a library or a test that never calls it keeps the standard behaviour.
+Values are quoted when they have spaces; a traceback becomes one quoted field, so that a line is always one event.
+Prompts, answers and token ids are never logged: callers pass ids and counts. Does not know metrics or traces.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from types import TracebackType
+from typing import TextIO
+
+LogValue = str | int | float | bool | None
+_FIELDS = "diptych_fields"
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/@+,[]()<>*%")
+
+
+class Log:
+    """A named logger that takes an event's facts as keyword arguments. Owns nothing; safe to use from any thread."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+
+    def debug(self, event: str, **fields: LogValue) -> None:
+        """For somebody who reads the code beside the log."""
+        self._emit(logging.DEBUG, event, fields)
+
+    def info(self, event: str, **fields: LogValue) -> None:
+        """A change of state that an operator wants to see."""
+        self._emit(logging.INFO, event, fields)
+
+    def warning(self, event: str, **fields: LogValue) -> None:
+        """Something went wrong and was dealt with."""
+        self._emit(logging.WARNING, event, fields)
+
+    def error(self, event: str, error: BaseException | None = None, **fields: LogValue) -> None:
+        """Something is broken; `error` adds its traceback."""
+        self._emit(logging.ERROR, event, fields, error)
+
+    def _emit(self, level: int, event: str, fields: dict[str, LogValue], error: BaseException | None = None) -> None:
+        if not self._logger.isEnabledFor(level):
+            return
+        exc: tuple[type[BaseException], BaseException, TracebackType | None] | None = None
+        if error is not None:
+            exc = (type(error), error, error.__traceback__)
+        self._logger.log(level, "%s", event, extra={_FIELDS: fields}, exc_info=exc)
+
+
+def get_logger(name: str) -> Log:
+    """The logger of one module; pass `__name__`."""
+    return Log(logging.getLogger(name))
+
+
+def configure_logging(service: str, level: str = "info", stream: TextIO | None = None) -> None:
+    """Send every log of this process to `stream` (stderr), one line per event, named `service`.
+
+    `level` is debug, info, warning or error; raises ValueError for another. Calling again replaces the former set-up.
+    """
+    number = {"debug": 10, "info": 20, "warning": 30, "error": 40}.get(level.lower())
+    if number is None:
+        raise ValueError(f"log level: got {level!r}, must be debug, info, warning or error")
+    handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
+    handler.setFormatter(LineFormatter(service))
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(number)
+
+
+class LineFormatter(logging.Formatter):
+    """Renders a record as one line; UTC with milliseconds."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The whole line, without its end."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        parts = [
+            f"{stamp}.{int(record.msecs):03d}Z",
+            record.levelname,
+            self._service,
+            record.name,
+            _one_line(record.getMessage()),
+        ]
+        fields = record.__dict__.get(_FIELDS, {})
+        parts.extend(f"{name}={render_value(value)}" for name, value in fields.items())
+        if record.exc_info:
+            parts.append(f"traceback={json.dumps(self.formatException(record.exc_info))}")
+        return " ".join(parts)
+
+
+def render_value(value: LogValue) -> str:
+    """One value as it stands in a line: bare when simple, JSON-quoted when it has spaces, quotes or line ends."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = str(value)
+    return text if text and _PLAIN.issuperset(text) else json.dumps(text)
+
+
+def _one_line(text: str) -> str:
+    return text if "\n" not in text and "\r" not in text else text.replace("\r", "\\r").replace("\n", "\\n")

@@ -1,0 +1,153 @@
+"""How a worker makes itself known: one sign of life per interval to a router's embedded registry, and a farewell.
+
+    silent ──ok──▶ known ──failure──▶ unheard (back-off, logged once) ──ok──▶ known (logged once) … ──leave──▶ gone
+
+A router that is away, restarts or forgets costs nothing here: the worker goes on and announces itself again. Refusals are
+failures like any other. Does not know what load means or where it comes from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+
+from contracts import wire_handoff
+from contracts.clock import Clock
+from contracts.errors import DiptychError
+from contracts.pb.diptych.v1 import registry_pb2, registry_pb2_grpc
+from contracts.worker import WorkerInfo, WorkerLoad, WorkerRef
+from observability.log import get_logger
+from rpc.channel import ChannelConfig, open_channel
+from rpc.errors import from_rpc_error
+
+log = get_logger(__name__)
+
+
+class RegistryClient(Protocol):
+    """One registry that workers announce themselves to."""
+
+    async def announce(self, info: WorkerInfo, load: WorkerLoad) -> float:
+        """Say that the worker lives; seconds for which it is believed. Raises DiptychError."""
+        ...
+
+    async def leave(self, ref: WorkerRef) -> None:
+        """Say that the worker takes no new work. Raises DiptychError."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections. Idempotent."""
+        ...
+
+
+class GrpcRegistryClient:
+    """The registry embedded in the router at `address` (host:port). Owns one channel."""
+
+    def __init__(self, address: str, timeout_s: float = 2.0, channel_config: ChannelConfig | None = None) -> None:
+        self._address = address
+        self._timeout_s = timeout_s
+        self._channel = open_channel(address, channel_config)
+        self._stub = registry_pb2_grpc.RegistryStub(self._channel)
+
+    async def announce(self, info: WorkerInfo, load: WorkerLoad) -> float:
+        """See RegistryClient."""
+        request = registry_pb2.AnnounceRequest(
+            info=wire_handoff.worker_info_to_pb(info), load=wire_handoff.worker_load_to_pb(load)
+        )
+        try:
+            answer = await self._stub.Announce(request, timeout=self._timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, self._address) from error
+        return answer.ttl_s
+
+    async def leave(self, ref: WorkerRef) -> None:
+        """See RegistryClient."""
+        request = registry_pb2.LeaveRequest(ref=wire_handoff.worker_ref_to_pb(ref))
+        try:
+            await self._stub.Leave(request, timeout=self._timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, self._address) from error
+
+    async def close(self) -> None:
+        """See RegistryClient."""
+        await self._channel.close(None)
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceConfig:
+    """Seconds. Failures are retried after `min_backoff_s`, doubling to `max_backoff_s`."""
+
+    interval_s: float = 1.0
+    min_backoff_s: float = 0.2
+    max_backoff_s: float = 5.0
+
+
+class Announcer:
+    """Announces one worker to one registry. Owns the client, which `leave` closes."""
+
+    def __init__(
+        self,
+        client: RegistryClient,
+        info: WorkerInfo,
+        load: Callable[[], WorkerLoad],
+        clock: Clock,
+        config: AnnounceConfig | None = None,
+    ) -> None:
+        self._client = client
+        self._info = info
+        self._load = load
+        self._clock = clock
+        self._config = config if config is not None else AnnounceConfig()
+        self._changed = asyncio.Event()
+        self._known: bool | None = None  # None: nothing heard yet, so that the first failure is logged, too
+
+    async def run(self) -> None:
+        """Announce until cancelled."""
+        backoff_s = self._config.min_backoff_s
+        while True:
+            self._changed.clear()
+            if await self.announce_once():
+                backoff_s = self._config.min_backoff_s
+                await self._wait(self._config.interval_s)
+            else:
+                await self._wait(backoff_s)
+                backoff_s = min(2 * backoff_s, self._config.max_backoff_s)
+
+    def hurry(self) -> None:
+        """The state changed: announce it now instead of at the end of the interval."""
+        self._changed.set()
+
+    async def announce_once(self) -> bool:
+        """One sign of life; whether it was heard. Logs when that changes."""
+        try:
+            ttl_s = await self._client.announce(self._info, self._load())
+        except DiptychError as error:
+            if self._known is not False:
+                log.warning("router does not hear us; going on and trying again", reason=error.message)
+            self._known = False
+            return False
+        if self._known is not True:
+            log.info("announced", worker=self._info.ref.worker_id, epoch=self._info.ref.epoch, ttl_s=ttl_s)
+        self._known = True
+        return True
+
+    async def leave(self) -> None:
+        """Say farewell, best effort: an unheard farewell only means that the registry waits for its ttl."""
+        try:
+            await self._client.leave(self._info.ref)
+        except DiptychError as error:
+            log.warning("farewell not heard", reason=error.message)
+        finally:
+            await self._client.close()
+
+    async def _wait(self, delay_s: float) -> None:
+        sleep = asyncio.ensure_future(self._clock.sleep(delay_s))
+        changed = asyncio.ensure_future(self._changed.wait())
+        try:
+            await asyncio.wait((sleep, changed), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sleep.cancel()
+            changed.cancel()

@@ -1,0 +1,59 @@
+"""Channels to other processes of ours: keep-alives that notice a dead peer, bounded connects, bounded messages.
+
+Channels share no sub-channels, so one peer's back-off is never another's, and never go through an HTTP proxy: workers
+talk to workers on a trusted network. Does not know services.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import grpc
+
+from contracts.errors import WorkerLost
+
+MAX_MESSAGE_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelConfig:
+    """Seconds and bytes; a peer that stops answering is noticed within keepalive_s + keepalive_timeout_s."""
+
+    keepalive_s: float = 10.0
+    keepalive_timeout_s: float = 5.0
+    connect_timeout_s: float = 3.0
+    max_backoff_s: float = 1.0
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+
+    @property
+    def options(self) -> list[tuple[str, int]]:
+        """As gRPC's channel arguments."""
+        return [
+            ("grpc.keepalive_time_ms", round(self.keepalive_s * 1e3)),
+            ("grpc.keepalive_timeout_ms", round(self.keepalive_timeout_s * 1e3)),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", round(self.max_backoff_s * 1e3)),
+            ("grpc.max_send_message_length", self.max_message_bytes),
+            ("grpc.max_receive_message_length", self.max_message_bytes),
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.enable_retries", 0),  # the router alone decides what is retried
+        ]
+
+
+def open_channel(address: str, config: ChannelConfig | None = None) -> grpc.aio.Channel:
+    """A channel to host:port. It connects with its first call; the caller closes it."""
+    config = config if config is not None else ChannelConfig()
+    return grpc.aio.insecure_channel(address, options=config.options)
+
+
+async def wait_connected(channel: grpc.aio.Channel, address: str, timeout_s: float) -> None:
+    """Return when the channel is connected; raise WorkerLost naming `address` when it is not within `timeout_s`."""
+    try:
+        await asyncio.wait_for(channel.channel_ready(), timeout_s)
+    except TimeoutError as error:
+        raise WorkerLost(f"{address}: cannot connect within {timeout_s:g} s") from error

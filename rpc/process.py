@@ -1,0 +1,134 @@
+"""The shell of a worker process: event loop, signals, end with the parent, metrics port, exit code.
+
+    start ──▶ running ──SIGTERM/SIGINT──▶ stopping (drain, bounded) ──▶ exit 0
+                 │                            └─ second signal ──▶ stop at once
+                 └──fatal──▶ exit 1          ConfigError ──▶ one line on stderr, exit 2
+
+Does not know what the process serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from types import TracebackType
+from typing import Self
+from wsgiref.simple_server import WSGIServer
+
+import prometheus_client
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from contracts.errors import ConfigError
+from observability.log import get_logger
+from rpc.server import join_address
+
+log = get_logger(__name__)
+_PR_SET_PDEATHSIG = 1
+
+
+class FatalError(Exception):
+    """The process cannot go on; `run_process` turns it into exit code 1."""
+
+
+def run_process(main: Callable[[], Coroutine[None, None, None]]) -> int:
+    """Run `main` on uvloop and return the exit code: 0, 1 after a fatal error, 2 for a ConfigError."""
+    try:
+        uvloop.run(main())
+    except ConfigError as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        return 2
+    except FatalError as error:
+        log.error("fatal", error.__cause__, reason=str(error))
+        return 1
+    except KeyboardInterrupt:  # a signal before the handlers stood
+        return 130
+    return 0
+
+
+class StopSignals:
+    """SIGTERM and SIGINT as something to wait for. `async with` installs the handlers and takes them off again."""
+
+    def __init__(self) -> None:
+        self._asked = asyncio.Event()
+        self._hurried = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        """Install the handlers in the running loop."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take the handlers off."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+    async def wait(self) -> None:
+        """Until the first signal."""
+        await self._asked.wait()
+
+    async def bounded(self, work: Awaitable[None], limit_s: float, what: str) -> bool:
+        """Await `work`, but no longer than `limit_s` nor past a second signal; whether it ended by itself."""
+        task = asyncio.ensure_future(work)
+        hurried = asyncio.ensure_future(self._hurried.wait())
+        try:
+            await asyncio.wait((task, hurried), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            hurried.cancel()
+        if task.done():
+            task.result()
+            return True
+        log.warning("cut short", what=what, limit_s=limit_s, second_signal=self._hurried.is_set())
+        task.cancel()
+        await asyncio.wait((task,))
+        return False
+
+    def _on_signal(self, number: int) -> None:
+        log.info("signal", name=signal.Signals(number).name, again=self._asked.is_set())
+        if self._asked.is_set():
+            self._hurried.set()
+        self._asked.set()
+
+
+def end_with_parent(parent_pid: int) -> None:
+    """Have the kernel send SIGTERM to this process when `parent_pid`, which must be its parent, ends.
+
+    Linux only (a no-op elsewhere, logged). If the parent is gone already, the signal is sent at once.
+    """
+    if not sys.platform.startswith("linux"):
+        log.warning("this system cannot end a process with its parent")
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
+        raise ConfigError(f"cannot end with the parent process: {os.strerror(ctypes.get_errno())}")
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+class MetricsPort:
+    """`/metrics` over HTTP in a thread of its own. Owns the port until `close`."""
+
+    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
+        """Listen; ConfigError when the port is busy. Port 0 takes a free one."""
+        try:
+            server, self._thread = prometheus_client.start_http_server(port, host, registry)
+        except OSError as error:
+            where = join_address(host, port)
+            raise ConfigError(f"cannot listen on {where} for metrics: {error.strerror or error}") from error
+        self._server: WSGIServer = server
+        self.port = int(self._server.server_address[1])
+
+    def close(self) -> None:
+        """Give the port back. Idempotent."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

@@ -1,0 +1,226 @@
+"""The gRPC server that each of our services stands in.
+
+    build ──▶ add servicers ──▶ start (bound, NOT_SERVING) ──▶ set_serving(True) ⇄ set_serving(False) ──▶ stop(grace)
+
+It brings health checking (for each service and for ""), reflection, keep-alives, message limits, and one place where
+errors become statuses. An answer stream is always closed in the task of its call, so a servicer's `finally` runs before the
+call is over, also when the client leaves while a message is being sent. Does not know what the services do.
+"""
+
+from __future__ import annotations
+
+import inspect
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from grpc_status import rpc_status
+
+from contracts.errors import ConfigError, DiptychError, InternalError
+from observability.log import get_logger
+from rpc.channel import MAX_MESSAGE_BYTES
+from rpc.errors import to_status
+
+log = get_logger(__name__)
+_Req = TypeVar("_Req")
+_Resp = TypeVar("_Resp")
+_Context = grpc.aio.ServicerContext[_Req, _Resp]
+_Unary = Callable[[_Req, _Context[_Req, _Resp]], Awaitable[_Resp]]
+_Stream = Callable[[_Req, _Context[_Req, _Resp]], AsyncGenerator[_Resp, None]]
+_Sink = Callable[[_Req, _Context[_Req, _Resp]], Awaitable[None]]
+_WILDCARDS = ("0.0.0.0", "::", "[::]", "")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Where to listen and how others reach it. Port 0 takes any free port; `advertise` is "", host or host:port."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    advertise: str = ""
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    keepalive_s: float = 10.0
+    keepalive_timeout_s: float = 5.0
+
+    @property
+    def options(self) -> list[tuple[str, int]]:
+        """As gRPC's server arguments."""
+        return [
+            ("grpc.so_reuseport", 0),  # else a second server on a busy port takes half of its calls, silently
+            ("grpc.keepalive_time_ms", round(self.keepalive_s * 1e3)),
+            ("grpc.keepalive_timeout_ms", round(self.keepalive_timeout_s * 1e3)),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+            ("grpc.http2.max_ping_strikes", 0),
+            ("grpc.max_send_message_length", self.max_message_bytes),
+            ("grpc.max_receive_message_length", self.max_message_bytes),
+        ]
+
+
+class RpcServer:
+    """One listening gRPC server. Owns the port and the health table; `stop` gives both back."""
+
+    def __init__(self, config: ServerConfig, service_names: Sequence[str]) -> None:
+        self._config = config
+        self._names = ("", *service_names)
+        self.grpc_server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=config.options)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc_server)
+        reflected = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(reflected, self.grpc_server)
+        self._port = 0
+        self._serving: bool | None = None
+
+    async def start(self) -> int:
+        """Listen; return the bound port. Health says NOT_SERVING until told otherwise. ConfigError when it cannot bind."""
+        where = join_address(self._config.host, self._config.port)
+        _check_free(self._config.host, self._config.port)
+        try:
+            self._port = self.grpc_server.add_insecure_port(where)
+        except RuntimeError as error:
+            raise ConfigError(f"cannot listen on {where}: {error}") from error
+        await self.set_serving(False)
+        await self.grpc_server.start()
+        return self._port
+
+    @property
+    def port(self) -> int:
+        """The bound port; 0 before start."""
+        return self._port
+
+    def advertised_address(self, toward: str = "") -> str:
+        """host:port under which others reach this server.
+
+        `--advertise` if given (its port may be left out); else the host it listens on; else, when that is a wildcard, the
+        address of the interface that leads to `toward` (host:port of the router), or the machine's name.
+        """
+        given = self._config.advertise
+        if given:
+            return given if has_port(given) else join_address(given, self._port)
+        if self._config.host not in _WILDCARDS:
+            return join_address(self._config.host, self._port)
+        return join_address(_outward_host(toward), self._port)
+
+    async def set_serving(self, serving: bool) -> None:
+        """What health checks say from now on, for every service."""
+        if serving == self._serving:
+            return
+        self._serving = serving
+        states = health_pb2.HealthCheckResponse
+        for name in self._names:
+            await self._health.set(name, states.SERVING if serving else states.NOT_SERVING)
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no new calls, let running ones end within `grace_s`, cancel the rest, give the port back. Idempotent."""
+        await self._health.enter_graceful_shutdown()
+        await self.grpc_server.stop(grace_s)
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Turns what a servicer raises into a status: ours by its class, anything else into INTERNAL, logged in full."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[_Req, _Resp] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[_Req, _Resp] | None:
+        """gRPC's hook: wraps the handler that will serve this call; None is gRPC's way of saying UNIMPLEMENTED."""
+        handler = await continuation(handler_call_details)
+        return None if handler is None else _wrapped(handler, str(handler_call_details.method))
+
+
+def _wrapped(handler: grpc.RpcMethodHandler[_Req, _Resp], method: str) -> grpc.RpcMethodHandler[_Req, _Resp]:
+    behaviours: tuple[Callable[..., Any] | None, ...] = (  # the stubs know only the synchronous kinds
+        handler.unary_unary,
+        handler.unary_stream,
+        handler.stream_unary,
+        handler.stream_stream,
+    )
+    makers: tuple[Callable[..., grpc.RpcMethodHandler[_Req, _Resp]], ...] = (
+        grpc.unary_unary_rpc_method_handler,
+        grpc.unary_stream_rpc_method_handler,
+        grpc.stream_unary_rpc_method_handler,
+        grpc.stream_stream_rpc_method_handler,
+    )
+    for behaviour, make in zip(behaviours, makers, strict=True):
+        if behaviour is not None:
+            guard = _guard_stream if inspect.isasyncgenfunction(behaviour) else _guard
+            return make(guard(behaviour, method), handler.request_deserializer, handler.response_serializer)
+    return handler
+
+
+def _guard(behaviour: _Unary[_Req, _Resp], method: str) -> _Unary[_Req, _Resp]:
+    async def call(request: _Req, context: _Context[_Req, _Resp]) -> _Resp:
+        try:
+            return await behaviour(request, context)
+        except Exception as error:  # noqa: BLE001 - the one place where a call's errors are translated
+            await _fail(context, error, method)
+
+    return call
+
+
+def _guard_stream(behaviour: _Stream[_Req, _Resp], method: str) -> _Sink[_Req, _Resp]:
+    async def call(request: _Req, context: _Context[_Req, _Resp]) -> None:
+        try:
+            async with aclosing(behaviour(request, context)) as stream:
+                async for message in stream:
+                    await context.write(message)
+        except Exception as error:  # noqa: BLE001 - see above
+            await _fail(context, error, method)
+
+    return call
+
+
+async def _fail(context: _Context[_Req, _Resp], error: Exception, method: str) -> NoReturn:
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if not isinstance(error, DiptychError):
+        log.error("call failed", error, method=method)
+        error = InternalError(f"{type(error).__name__} in {method}; see the worker's log")
+    status = rpc_status.to_status(to_status(error))
+    await context.abort(status.code, status.details, status.trailing_metadata)
+
+
+def join_address(host: str, port: int) -> str:
+    """host:port, with brackets around an IPv6 address."""
+    bare = host.strip("[]") or "0.0.0.0"
+    return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
+
+
+def has_port(address: str) -> bool:
+    """Whether an address ends with a port: "h:1" and "[::1]:1" do, "h" and "::1" do not."""
+    host, _, port = address.rpartition(":")
+    return bool(host) and port.isdigit() and (":" not in host or host.endswith("]"))
+
+
+def _check_free(host: str, port: int) -> None:
+    """gRPC says only "failed to bind"; a bind of our own has the system's reason. Raises ConfigError."""
+    where = join_address(host, port)
+    bare = host.strip("[]") or "0.0.0.0"
+    try:
+        family, kind, proto, _, place = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {where}: {error.strerror or error}") from error
+
+
+def _outward_host(toward: str) -> str:
+    """The local address from which `toward` would be reached; connecting a UDP socket sends nothing."""
+    host, _, port = toward.rpartition(":")
+    if not host or not port.isdigit():
+        return socket.gethostname()
+    try:
+        family, kind, proto, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.connect(place)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        log.warning("no route to the router yet; announcing the machine's name", router=toward, reason=str(error))
+        return socket.gethostname()

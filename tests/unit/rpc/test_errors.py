@@ -1,0 +1,92 @@
+"""Every error of the tree crosses gRPC and comes out as itself, with its facts."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+
+from contracts import errors
+from contracts.errors import (
+    DiptychError,
+    InternalError,
+    InvalidRequest,
+    LayoutMismatch,
+    ModelNotFound,
+    Overloaded,
+    StaleEpoch,
+    WorkerLost,
+)
+from rpc.errors import from_rpc_error, to_status
+
+
+def as_received(error: DiptychError) -> grpc.aio.AioRpcError:
+    status = to_status(error)
+    trailers = grpc.aio.Metadata(("grpc-status-details-bin", status.SerializeToString()))
+    return grpc.aio.AioRpcError(
+        grpc.StatusCode[error.code.value], grpc.aio.Metadata(), trailers, details=status.message
+    )
+
+
+SAMPLES: dict[str, DiptychError] = {
+    "InvalidRequest": InvalidRequest("top_p", 1.5, "must be at most 1"),
+    "ModelNotFound": ModelNotFound("gpt", ("tiny",)),
+    "Overloaded": Overloaded("queue is full", retry_after_s=2.5),
+    "LayoutMismatch": LayoutMismatch("dtype", "float32", "bfloat16"),
+    "StaleEpoch": StaleEpoch("decode-0", 2, 1),
+}
+ALL = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, DiptychError) and kind is not DiptychError
+]
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
+def test_each_class_comes_out_as_itself(kind: type[DiptychError]) -> None:
+    error = SAMPLES.get(kind.__name__) or kind("words")
+    back = from_rpc_error(as_received(error), "peer")
+    assert type(back) is kind
+    assert back.message == error.message
+    assert back.args == error.args
+    assert (back.code, back.retryable) == (error.code, error.retryable)
+    assert {k: v for k, v in vars(back).items() if k != "message"} == {
+        k: v for k, v in vars(error).items() if k != "message"
+    }
+
+
+def test_invalid_request_carries_the_field_as_bad_request() -> None:
+    details = to_status(SAMPLES["InvalidRequest"]).details
+    bad = error_details_pb2.BadRequest()
+    assert [detail.Unpack(bad) for detail in details] == [False, True]
+    assert bad.field_violations[0].field == "top_p"
+    assert "1.5" in bad.field_violations[0].description
+
+
+def test_overloaded_says_when_to_come_back() -> None:
+    retry = error_details_pb2.RetryInfo()
+    assert to_status(SAMPLES["Overloaded"]).details[1].Unpack(retry)
+    assert retry.retry_delay.ToTimedelta().total_seconds() == 2.5
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, WorkerLost),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, WorkerLost),
+        (grpc.StatusCode.CANCELLED, errors.RequestCancelled),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, Overloaded),
+        (grpc.StatusCode.UNIMPLEMENTED, InternalError),
+    ],
+)
+def test_a_status_without_details_is_judged_by_its_code(code: grpc.StatusCode, kind: type[DiptychError]) -> None:
+    bare = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details="gone")
+    back = from_rpc_error(bare, "10.0.0.1:5")
+    assert type(back) is kind
+    assert "10.0.0.1:5" in back.message
+
+
+def test_garbage_in_the_trailers_is_not_believed() -> None:
+    trailers = grpc.aio.Metadata(("grpc-status-details-bin", b"\xff\xff\xff"))
+    bare = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), trailers, details="gone")
+    assert type(from_rpc_error(bare, "peer")) is WorkerLost
