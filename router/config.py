@@ -1,0 +1,96 @@
+"""What a router is told when it starts: one frozen part for each of its parts, each part gets only its own.
+
+Nothing here is read from the environment; `cli` builds it from flags. Seconds, bytes and counts carry their unit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from contracts.errors import ConfigError
+from rpc.channel import ChannelConfig
+from rpc.server import ServerConfig
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class HttpConfig:
+    """The HTTP door. Port 0 takes any free one."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    max_body_bytes: int = 8 * MIB
+    keep_alive_s: int = 30
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionConfig:
+    """How many requests run at once, and how many more may wait; over both a client gets 429."""
+
+    max_running: int = 256
+    max_waiting: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class RetryConfig:
+    """What one request may cost in failures before its client hears of them.
+
+    `max_failures` counts lost workers, failed hand-offs and refusals of one request together; after `max_handoff_failures`
+    failed hand-offs it runs on a decode worker alone. While no worker is there, a request that already ran waits up to
+    `worker_wait_s` for one. A decode worker that is lost before the commit is noticed by the prefill worker too, which
+    holds the KV: its word is awaited for `handoff_verdict_s`.
+    """
+
+    max_failures: int = 6
+    max_handoff_failures: int = 2
+    backoff_s: float = 0.05
+    worker_wait_s: float = 30.0
+    handoff_verdict_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyConfig:
+    """How a worker of each pool is chosen; names of `router.policies`."""
+
+    prefill: str = "least_loaded"
+    decode: str = "least_loaded"
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryConfig:
+    """How long an announcement is believed. Workers are told, and repeat theirs well within."""
+
+    ttl_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """Everything. `model_dir` is a Hugging-Face-style directory, of which only tokenizer and config files are read."""
+
+    model_dir: Path
+    model_name: str
+    http: HttpConfig = field(default_factory=HttpConfig)
+    grpc: ServerConfig = field(default_factory=lambda: ServerConfig(port=50051))
+    channel: ChannelConfig = field(default_factory=ChannelConfig)
+    admission: AdmissionConfig = field(default_factory=AdmissionConfig)
+    retry: RetryConfig = field(default_factory=RetryConfig)
+    policies: PolicyConfig = field(default_factory=PolicyConfig)
+    registry: RegistryConfig = field(default_factory=RegistryConfig)
+    request_timeout_s: float = 600.0
+    drain_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError naming the first value that cannot work."""
+        positive = {
+            "http.max_body_bytes": self.http.max_body_bytes,
+            "admission.max_running": self.admission.max_running,
+            "registry.ttl_s": self.registry.ttl_s,
+            "request_timeout_s": self.request_timeout_s,
+        }
+        for name, value in positive.items():
+            if not value > 0:
+                raise ConfigError(f"{name}: got {value}, must be above 0")
+        if not self.model_name:
+            raise ConfigError("model_name: must not be empty")
