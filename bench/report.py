@@ -1,0 +1,152 @@
+"""What a measurement says, and how it is written: the same facts as JSON for machines and as Markdown for people.
+
+    Report(measures, verdicts, notes) ──write──▶ results/NAME.json, results/NAME.md ──▶ results/README.md (all bars)
+
+A verdict compares one number with the bar that was set for it before; a missed bar is written as such, with a note that
+says what limits it. Does not know how anything is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from bench.machine import MachineFacts
+from bench.stats import Spread
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One number that was taken several times."""
+
+    name: str
+    unit: str
+    runs: tuple[float, ...]
+
+    @property
+    def spread(self) -> Spread:
+        """The runs as statistics."""
+        return Spread(self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One number against its bar; `at_least` says on which side of it is good."""
+
+    name: str
+    value: float
+    unit: str
+    bar: float
+    at_least: bool
+
+    @property
+    def met(self) -> bool:
+        """Whether the bar is reached."""
+        return self.value >= self.bar if self.at_least else self.value <= self.bar
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One measurement: what was done, what came out, and what it is worth."""
+
+    name: str
+    title: str
+    command: str
+    method: str
+    measures: tuple[Measure, ...]
+    verdicts: tuple[Verdict, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A report and the machine it is from, as stored."""
+
+    machine: MachineFacts
+    report: Report
+
+
+def measure(name: str, unit: str, runs: Spread) -> Measure:
+    """A Measure of a spread's runs."""
+    return Measure(name, unit, runs.runs)
+
+
+def write(record: Record, folder: Path) -> None:
+    """Write NAME.json and NAME.md into `folder`, and the summary of every record there into README.md."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = record.report.name
+    (folder / f"{name}.json").write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+    (folder / f"{name}.md").write_text(markdown(record), encoding="utf-8")
+    (folder / "README.md").write_text(summary(read_all(folder)), encoding="utf-8")
+
+
+def read_all(folder: Path) -> list[Record]:
+    """Every record in `folder`, by name."""
+    return [msgspec.json.decode(path.read_bytes(), type=Record) for path in sorted(folder.glob("*.json"))]
+
+
+def markdown(record: Record) -> str:
+    """One record as a page."""
+    report = record.report
+    lines = [f"# {report.title}", "", report.method, "", f"`{report.command}`", ""]
+    if report.verdicts:
+        lines += [*_verdict_table(report.verdicts), ""]
+    lines += ["| measure | unit | median | lowest | highest | runs |", "|---|---|---|---|---|---|"]
+    for m in report.measures:
+        s = m.spread
+        cells = (m.name, m.unit, number(s.median), number(s.low), number(s.high), str(len(m.runs)))
+        lines.append(f"| {' | '.join(cells)} |")
+    if report.notes:
+        lines += ["", *(f"* {note}" for note in report.notes)]
+    return "\n".join([*lines, "", *_machine_lines(record.machine), ""])
+
+
+def summary(records: Sequence[Record]) -> str:
+    """All bars of all records as one page, which says where to read more."""
+    lines = ["# results — the last run of each measurement", ""]
+    lines += ["| measurement | bar | measured | wanted | |", "|---|---|---|---|---|"]
+    for record in records:
+        report = record.report
+        link = f"[{report.name}]({report.name}.md)"
+        for v in report.verdicts:
+            lines.append(f"| {link} | {v.name} | {number(v.value)} {v.unit} | {_wanted(v)} | {_met(v)} |")
+        if not report.verdicts:
+            lines.append(f"| {link} | {report.title} | no bar | | |")
+    return "\n".join([*lines, ""])
+
+
+def number(value: float) -> str:
+    """Three significant digits, no exponent, no false precision."""
+    if value == 0:
+        return "0"
+    size = abs(value)
+    if size >= 100:
+        return f"{value:,.0f}"
+    if size >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if size >= 1 else f"{value:.3f}"
+
+
+def _verdict_table(verdicts: Sequence[Verdict]) -> list[str]:
+    rows = [f"| {v.name} | {number(v.value)} {v.unit} | {_wanted(v)} | {_met(v)} |" for v in verdicts]
+    return ["| bar | measured | wanted | |", "|---|---|---|---|", *rows]
+
+
+def _wanted(verdict: Verdict) -> str:
+    return f"{'≥' if verdict.at_least else '≤'} {number(verdict.bar)} {verdict.unit}"
+
+
+def _met(verdict: Verdict) -> str:
+    return "met" if verdict.met else "**missed**"
+
+
+def _machine_lines(machine: MachineFacts) -> list[str]:
+    libraries = ", ".join(f"{name} {version}" for name, version in machine.libraries.items())
+    return [
+        f"{machine.date} · {machine.cpu} ({', '.join(machine.cpu_flags)}), {machine.cores} cores, "
+        f"{machine.memory_gib} GiB · {machine.system}, Python {machine.python} · {libraries} · "
+        f"load average before the run {machine.load_average}",
+    ]

@@ -1,0 +1,66 @@
+"""What is written can be read again, says met or missed rightly, and names no machine."""
+
+import getpass
+import platform
+
+import pytest
+
+from bench.machine import machine_facts
+from bench.report import Measure, Record, Report, Verdict, markdown, number, read_all, write
+
+REPORT = Report(
+    name="speed",
+    title="Speed",
+    command="python -m bench speed",
+    method="Ran it.",
+    measures=(Measure("decode", "ms", (3.0, 1.0, 2.0)),),
+    verdicts=(
+        Verdict("fast enough", 2.5, "x", bar=2.0, at_least=True),
+        Verdict("small enough", 2.5, "ms", bar=2.0, at_least=False),
+    ),
+    notes=("a note",),
+)
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path):
+    record = Record(machine_facts(), REPORT)
+    write(record, tmp_path)
+    assert read_all(tmp_path) == [record]
+
+
+def test_the_page_has_the_median_the_bars_and_the_note(tmp_path):
+    page = markdown(Record(machine_facts(), REPORT))
+    assert "| decode | ms | 2.00 | 1.00 | 3.00 | 3 |" in page
+    assert "| fast enough | 2.50 x | ≥ 2.00 x | met |" in page
+    assert "| small enough | 2.50 ms | ≤ 2.00 ms | **missed** |" in page
+    assert "* a note" in page
+
+
+def test_the_summary_covers_every_record(tmp_path):
+    facts = machine_facts()
+    write(Record(facts, REPORT), tmp_path)
+    write(Record(facts, Report("plain", "Plain", "x", "y", (Measure("a", "s", (1.0,)),))), tmp_path)
+    summary = (tmp_path / "README.md").read_text()
+    assert "fast enough" in summary
+    assert "small enough" in summary
+    assert "plain.md" in summary
+
+
+def test_a_bar_counts_as_met_when_it_is_just_reached():
+    assert Verdict("x", 2.0, "", bar=2.0, at_least=True).met
+    assert Verdict("x", 2.0, "", bar=2.0, at_least=False).met
+    assert not Verdict("x", 1.999, "", bar=2.0, at_least=True).met
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(0, "0"), (0.01234, "0.012"), (1.234, "1.23"), (12.34, "12.3"), (1234.5, "1,234")]
+)
+def test_numbers_are_readable(value, shown):
+    assert number(value) == shown
+
+
+def test_the_facts_do_not_name_the_machine():
+    facts = repr(machine_facts())
+    assert platform.node() not in facts
+    assert "/" + getpass.getuser() not in facts
+    assert machine_facts().cores >= 1
