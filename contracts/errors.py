@@ -133,9 +133,13 @@ class StaleEpoch(HandoffError):
 
 
 class NoRoom(HandoffError):
-    """The decode pool has no free blocks for this hand-off now."""
+    """The decode pool has no free blocks for this hand-off now; `retry_after_s` (0: not said) is when to ask again."""
 
     code = ErrorCode.RESOURCE_EXHAUSTED
+
+    def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class UnknownHandoff(HandoffError):

@@ -1,6 +1,9 @@
 """The messages of a hand-off in Python: what decode grants, and the ticket with which decode goes on alone.
 
-    Reservation request ──▶ Grant (or no room) ──▶ writes … ──▶ Ticket (commit)
+    ConnectRequest ──▶ ConnectResponse                                   once per pair
+    ReserveRequest ──▶ Grant (or NoRoom) ──▶ writes … ──▶ Ticket (commit)
+                       RenewRequest ──▶ RenewResponse                    while it lasts
+                       AbortRequest                                      when writing has stopped for good
 
 `handoff_id` is also the request id of the continuation on the decode worker. Does not know gRPC or bytes.
 """
@@ -13,6 +16,23 @@ from contracts.kv_layout import KVLayout
 from contracts.request import GenerationRequest, TokenLogprob
 from contracts.worker import ConnectorAddress, WorkerRef
 from observability.stages import StageTimes
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectRequest:
+    """A prefill worker introduces itself to the decode worker that it believes to reach."""
+
+    prefill: WorkerRef
+    decode: WorkerRef
+    layout: KVLayout
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectResponse:
+    """The decode worker agrees, and says where its KV memory can be reached, best connector first."""
+
+    decode: WorkerRef
+    connectors: tuple[ConnectorAddress, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +64,33 @@ class Grant:
     num_cached_tokens: int
     lease_s: float
     windows: tuple[tuple[ConnectorAddress, int], ...]  # (where to write, key)
+
+
+@dataclass(frozen=True, slots=True)
+class AbortRequest:
+    """Gives a hand-off up: its sender writes no more. `reason` is for the log."""
+
+    handoff_id: str
+    prefill: WorkerRef
+    decode: WorkerRef
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RenewRequest:
+    """Keeps these leases for another `lease_s`."""
+
+    prefill: WorkerRef
+    decode: WorkerRef
+    handoff_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RenewResponse:
+    """Ids that are not held any more (stop writing, they have failed), and the new lease of the others in seconds."""
+
+    lost_handoff_ids: tuple[str, ...]
+    lease_s: float
 
 
 @dataclass(frozen=True, slots=True)
