@@ -1,0 +1,145 @@
+"""What the router knows of the model: its name, context, vocabulary, tokenizer and default sampling.
+
+Read from a Hugging-Face-style directory: config.json, tokenizer.json, and where they are tokenizer_config.json,
+chat_template.jinja and generation_config.json, whose sampling values are defaults as in vLLM. No weights, no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tokenizers import Tokenizer as HFTokenizer
+
+from contracts.errors import ModelLoadError
+from contracts.sampling import MAX_SEED, SamplingParams
+from router.chat_template import ChatTemplate
+from router.tokenizer import Tokenizer
+
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """One served model. `max_new_tokens` is the model's own bound on an answer of no stated length, or None."""
+
+    name: str
+    tokenizer: Tokenizer
+    vocab_size: int
+    max_model_len: int
+    defaults: SamplingParams
+    max_new_tokens: int | None
+    fingerprint: str
+
+    def sampling(self) -> SamplingParams:
+        """The model's defaults with a seed of their own, so that every attempt of a request makes the same tokens."""
+        return replace(self.defaults, seed=secrets.randbelow(MAX_SEED + 1))
+
+
+def load_model_card(model_dir: Path, name: str) -> ModelCard:
+    """Read the directory. Raises ModelLoadError that names the file and what is wrong with it."""
+    config = _read_json(model_dir / "config.json", required=True)
+    generation = _read_json(model_dir / "generation_config.json", required=False)
+    tokenizer_config = _read_json(model_dir / "tokenizer_config.json", required=False)
+    special = {key: token for key in _SPECIAL_TOKENS if (token := _token_text(tokenizer_config.get(key))) is not None}
+    hf = _read_tokenizer(model_dir / "tokenizer.json")
+    source = _template_source(model_dir, tokenizer_config)
+    try:
+        template = None if source is None else ChatTemplate(source, special)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{model_dir}: {error.message}") from error
+    digest = hashlib.sha256(json.dumps([config, generation], sort_keys=True).encode()).hexdigest()
+    where = model_dir / "config.json"
+    return ModelCard(
+        name=name,
+        tokenizer=Tokenizer(hf, template, special.get("bos_token", _id_text(hf, config.get("bos_token_id")))),
+        vocab_size=_positive(config, "vocab_size", where),
+        max_model_len=_positive(config, "max_position_embeddings", where),
+        defaults=_sampling_defaults(generation, model_dir / "generation_config.json"),
+        max_new_tokens=_optional_int(generation.get("max_new_tokens")),
+        fingerprint=f"fp_{digest[:12]}",
+    )
+
+
+def _read_json(path: Path, *, required: bool) -> Mapping[str, object]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        if not required:
+            return {}
+        raise ModelLoadError(f"{path}: not there") from error
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path}: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path}: must be a JSON object")
+    return value
+
+
+def _read_tokenizer(path: Path) -> HFTokenizer:
+    if not path.is_file():
+        raise ModelLoadError(f"{path}: not there; the router needs the tokenizer in this form")
+    try:
+        hf = HFTokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise ModelLoadError(f"{path}: {error}") from error
+    hf.no_truncation()
+    hf.no_padding()
+    return hf
+
+
+def _template_source(model_dir: Path, tokenizer_config: Mapping[str, object]) -> str | None:
+    file = model_dir / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    source = tokenizer_config.get("chat_template")
+    if isinstance(source, list):  # several by name; tool use and retrieval have their own
+        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
+        source = named.get("default")
+    return source if isinstance(source, str) else None
+
+
+def _token_text(value: object) -> str | None:
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _id_text(hf: HFTokenizer, value: object) -> str | None:
+    return hf.id_to_token(value) if isinstance(value, int) else None
+
+
+def _positive(config: Mapping[str, object], field: str, where: Path) -> int:
+    value = config.get(field)
+    if not isinstance(value, int) or value < 1:
+        raise ModelLoadError(f"{where}: {field} is {value!r}, must be a positive integer")
+    return value
+
+
+def _optional_int(value: object) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _sampling_defaults(generation: Mapping[str, object], where: Path) -> SamplingParams:
+    base = SamplingParams()
+    defaults = replace(
+        base,
+        temperature=_number(generation, "temperature", base.temperature, where),
+        top_p=_number(generation, "top_p", base.top_p, where),
+        min_p=_number(generation, "min_p", base.min_p, where),
+        repetition_penalty=_number(generation, "repetition_penalty", base.repetition_penalty, where),
+        top_k=int(_number(generation, "top_k", base.top_k, where)),
+    )
+    return replace(defaults, top_k=max(0, defaults.top_k))
+
+
+def _number(generation: Mapping[str, object], field: str, default: float, where: Path) -> float:
+    value = generation.get(field)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ModelLoadError(f"{where}: {field} is {value!r}, must be a number")
+    return float(value)

@@ -1,0 +1,76 @@
+"""Text to tokens, once per request, and single tokens back to text for log-probabilities.
+
+Long texts are encoded in a thread: the library gives the interpreter lock up in its batch calls only, so only those are
+used. A text that begins with the BOS token does not get a second one. Does not know requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from tokenizers import Tokenizer as HFTokenizer
+
+from contracts.errors import InvalidRequest
+from router.chat_template import ChatTemplate, Conversation
+from router.detokenizer import ByteLevelStream, ByteVocabulary, TextStream, WindowStream
+
+_THREAD_ABOVE = 4096  # characters, about 2 ms
+
+
+class Tokenizer:
+    """One model's tokenizer. Owns nothing but caches; one per process."""
+
+    def __init__(self, hf: HFTokenizer, chat_template: ChatTemplate | None, bos_token: str | None) -> None:
+        self._hf = hf
+        self._chat_template = chat_template
+        self._bos_id = None if bos_token is None else hf.token_to_id(bos_token)
+        self._bytes = ByteVocabulary(hf) if is_byte_level(hf) else None
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be rendered."""
+        return self._chat_template is not None
+
+    async def encode_text(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """The prompt as it is, with BOS where the model's tokenizer adds one."""
+        if len(text) > _THREAD_ABOVE:
+            return await asyncio.to_thread(self._encode, text, add_special_tokens)
+        return self._encode(text, add_special_tokens)
+
+    async def encode_chat(self, conversation: Conversation, add_special_tokens: bool = False) -> tuple[int, ...]:
+        """The conversation through the model's template, which brings its special tokens itself.
+
+        Raises InvalidRequest when the model has no template or the template refuses.
+        """
+        if sum(len(m.content) for m in conversation.messages) > _THREAD_ABOVE:
+            return await asyncio.to_thread(self._render_and_encode, conversation, add_special_tokens)
+        return self._render_and_encode(conversation, add_special_tokens)
+
+    def text_stream(self, skip_special_tokens: bool) -> TextStream:
+        """A new incremental detokenizer for one answer."""
+        if self._bytes is not None:
+            return ByteLevelStream(self._bytes, skip_special_tokens)
+        return WindowStream(self._hf, skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for; pieces of characters are possible in byte-level vocabularies."""
+        if self._bytes is not None:
+            return self._bytes.token_bytes(token_id)
+        return self._hf.decode([token_id], skip_special_tokens=False).encode()
+
+    def _render_and_encode(self, conversation: Conversation, add_special_tokens: bool) -> tuple[int, ...]:
+        if self._chat_template is None:
+            raise InvalidRequest("messages", "a conversation", "this model has no chat template; send a plain prompt")
+        return self._encode(self._chat_template.render(conversation), add_special_tokens)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        encoding = self._hf.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        ids = tuple(encoding.ids)
+        doubled = len(ids) > 1 and ids[0] == ids[1] == self._bos_id
+        added = doubled and encoding.special_tokens_mask[0] == 1 and encoding.special_tokens_mask[1] == 0
+        return ids[1:] if added else ids
+
+
+def is_byte_level(hf: HFTokenizer) -> bool:
+    """Whether tokens are spelled in the byte alphabet and decoded by it alone."""
+    return type(hf.decoder).__name__ == "ByteLevel"
