@@ -1,1 +1,1 @@
-"""cli"""
+"""The `diptych` command: starts services and local clusters, and looks after the people who run them."""

@@ -1,0 +1,210 @@
+"""A whole cluster on this machine: one router, its workers, each a child process of ours.
+
+    async with LocalCluster(config, listener) as cluster:      # children started
+        await cluster.wait_ready()                             # all of them answer, and the router knows the workers
+        … cluster.http_url, cluster.grpc_address …
+    # router drained and gone, then the workers; no process and no port left
+
+Owns the children and the ports; `stop` gives both back, whatever state they are in. Children end with this process even
+if it is killed, because they ask the kernel for that (`--exit-with`). Does not know requests or models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Self
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from cli.config import ClusterConfig
+from cli.ports import KeptPort, keep_port
+from cli.process import ProcessListener, ProcessSpec, ProcessState, ProcessStatus, SupervisedProcess
+from contracts.clock import Clock, MonotonicClock
+from contracts.errors import ConfigError, DiptychError
+from contracts.pb.diptych.v1 import inference_pb2, inference_pb2_grpc
+from rpc.channel import open_channel
+
+PROBE_TIMEOUT_S = 2.0
+SEEN_PAUSE_S = 0.1
+MIN_STOP_S = 2.0
+
+
+class ClusterFailed(DiptychError):
+    """The cluster cannot serve: what it needs died and nobody tries again."""
+
+
+class LocalCluster:
+    """See the module's docstring."""
+
+    def __init__(self, config: ClusterConfig, listener: ProcessListener, clock: Clock | None = None) -> None:
+        self.config = config
+        self._listener = listener
+        self._clock: Clock = clock if clock is not None else MonotonicClock()
+        self._ports: list[KeptPort] = []
+        self._processes: list[SupervisedProcess] = []
+        self._runs: list[asyncio.Task[None]] = []
+        self.http_url = ""
+        self.grpc_address = ""
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    @property
+    def statuses(self) -> tuple[ProcessStatus, ...]:
+        """The router first, then prefill workers, then decode workers."""
+        return tuple(process.status for process in self._processes)
+
+    def start(self) -> None:
+        """Take the ports and start every process. ConfigError when a port cannot be had; then nothing is left behind."""
+        config = self.config
+        try:
+            http = self._keep(config.host, config.http_port, "--http-port")
+            front = self._keep(config.host, config.grpc_port, "--grpc-port")
+            names = [("prefill", f"prefill-{i}") for i in range(config.num_prefill)]
+            names += [("decode", f"decode-{i}") for i in range(config.num_decode)]
+            workers = [(kind, name, self._keep("127.0.0.1", 0, "--host")) for kind, name in names]
+        except ConfigError:
+            self._release_ports()
+            raise
+        self.http_url = f"http://{http.local_address}"
+        self.grpc_address = front.local_address
+        specs = [ProcessSpec("router", "router", router_argv(config, http, front), front.local_address)]
+        for kind, name, port in workers:
+            argv = worker_argv(config, kind, name, port, self.grpc_address)
+            specs.append(ProcessSpec(name, kind, argv, port.local_address))
+        for spec in specs:
+            probe = health_probe(spec.address)
+            self._processes.append(SupervisedProcess(spec, probe, config.restart, self._clock, self._listener))
+        self._runs = [asyncio.create_task(process.run(), name=process.spec.name) for process in self._processes]
+
+    async def wait_ready(self) -> None:
+        """Return when every process answers and the router serves the model.
+
+        Raises ConfigError with a child's own complaint when it was refused its arguments, ClusterFailed when one gave up.
+        """
+        for settled in asyncio.as_completed([process.wait_settled() for process in self._processes]):
+            await settled
+            self._check_started()
+        while not await _serves_a_model(self.grpc_address):
+            self._check_started()
+            await self._clock.sleep(SEEN_PAUSE_S)
+
+    async def wait_failed(self) -> None:
+        """Does not return: raises ClusterFailed once the router, or every decode worker, is dead for good."""
+        while True:
+            dead = [status for status in self.statuses if status.state is ProcessState.DEAD]
+            decode_dead = sum(status.kind == "decode" for status in dead)
+            if decode_dead == self.config.num_decode or any(status.kind == "router" for status in dead):
+                raise ClusterFailed(_name_dead(dead))
+            if all(run.done() for run in self._runs):
+                raise ClusterFailed("every process has ended")
+            await asyncio.wait([run for run in self._runs if not run.done()], return_when=asyncio.FIRST_COMPLETED)
+
+    async def stop(self) -> None:
+        """Drain and end the router, then the workers, killing what takes longer than the drain timeout. Idempotent."""
+        deadline = self._clock.now() + self.config.drain_timeout_s
+        routers = [process for process in self._processes if process.spec.kind == "router"]
+        workers = [process for process in self._processes if process.spec.kind != "router"]
+        for group in (routers, workers):
+            left_s = max(deadline - self._clock.now(), MIN_STOP_S)
+            await asyncio.gather(*(process.stop(left_s) for process in group))
+        await self._let_go()
+
+    async def kill(self) -> None:
+        """End everything now, without draining. Idempotent."""
+        await asyncio.gather(*(process.stop(0.0) for process in self._processes))
+        await self._let_go()
+
+    def _keep(self, host: str, port: int, option: str) -> KeptPort:
+        kept = keep_port(host, port, option)
+        self._ports.append(kept)
+        return kept
+
+    async def _let_go(self) -> None:
+        await asyncio.gather(*self._runs)
+        self._release_ports()
+
+    def _release_ports(self) -> None:
+        for port in self._ports:
+            port.release()
+
+    def _check_started(self) -> None:
+        for process in self._processes:
+            status = process.status
+            if status.state is ProcessState.DEAD:
+                if process.wrong_arguments:
+                    raise ConfigError(status.detail)
+                raise ClusterFailed(_name_dead([status]))
+
+
+def _name_dead(dead: list[ProcessStatus]) -> str:
+    return "; ".join(f"{status.name}: {status.detail}" for status in dead)
+
+
+def _command(name: str) -> list[str]:
+    """`diptych NAME` in a child: -P keeps the caller's folder from hiding our packages."""
+    return [sys.executable, "-P", "-m", "cli", name, "--exit-with", str(os.getpid())]
+
+
+def router_argv(config: ClusterConfig, http: KeptPort, front: KeptPort) -> tuple[str, ...]:
+    """The router's command line."""
+    argv = [*_command("router"), "--model", str(config.model_dir), "--served-name", config.model_name]
+    argv += ["--host", config.host, "--http-port", str(http.port), "--grpc-port", str(front.port)]
+    argv += ["--log-level", config.log_level, "--drain-timeout", str(config.drain_timeout_s)]
+    if config.policy is not None:
+        argv += ["--policy", config.policy]
+    return tuple(argv)
+
+
+def worker_argv(config: ClusterConfig, kind: str, name: str, port: KeptPort, router: str) -> tuple[str, ...]:
+    """The command line of one worker; `kind` is prefill or decode."""
+    workers = config.workers
+    argv = [*_command(kind), "--model", str(config.model_dir), "--served-name", config.model_name]
+    argv += ["--worker-id", name, "--host", port.host, "--port", str(port.port), "--router", router]
+    argv += ["--connector", workers.connector, "--dtype", workers.dtype, "--threads", str(workers.threads)]
+    argv += ["--log-level", config.log_level, "--drain-timeout", str(config.drain_timeout_s)]
+    for flag, value in (
+        ("--kv-memory", workers.kv_memory_bytes),
+        ("--max-model-len", workers.max_model_len),
+        ("--max-batched-tokens", workers.max_batched_tokens),
+        ("--max-seqs", workers.max_seqs),
+    ):
+        if value is not None:
+            argv += [flag, str(value)]
+    return tuple(argv)
+
+
+def health_probe(address: str) -> Callable[[], Awaitable[bool]]:
+    """A question to gRPC health checking at `address`: does the whole server say SERVING?"""
+
+    async def probe() -> bool:
+        async with open_channel(address) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            try:
+                answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=PROBE_TIMEOUT_S)
+            except grpc.aio.AioRpcError:
+                return False  # not listening yet, or no longer: the answer to the question
+            return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+    return probe
+
+
+async def _serves_a_model(address: str) -> bool:
+    async with open_channel(address) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        try:
+            answer = await stub.ListModels(inference_pb2.ListModelsRequest(), timeout=PROBE_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return False  # the router was restarted a moment ago
+        return len(answer.models) > 0

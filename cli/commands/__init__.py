@@ -1,0 +1,1 @@
+"""One module a subcommand: its flags, and the step from flags to a frozen configuration."""

@@ -1,0 +1,119 @@
+"""Flags that several commands have in common, so that they read the same everywhere. Does not know the commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+
+import click
+
+from cli.options import DTYPE, LOG_LEVEL, SECONDS, SIZE, Decorated, option
+from observability.log import configure_logging
+from rpc.process import end_with_parent, run_process
+
+CONNECTOR = click.Choice(["auto", "shm", "tcp"])
+POSITIVE = click.IntRange(min=1)
+MODEL_HELP = (
+    "What to serve: a model directory (config.json, *.safetensors, tokenizer.json), a .gguf file, the built-in name "
+    "smollm2-135m-instruct, or a Hugging Face hub id."
+)
+
+model_option = option("--model", section="Model", required=True, metavar="DIR|NAME|FILE.gguf|HUB_ID", help=MODEL_HELP)
+served_name_option = option(
+    "--served-name", section="Model", metavar="NAME", help="Name that clients use. [default: the model's own name]"
+)
+cache_dir_option = option(
+    "--cache-dir",
+    section="Model",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where fetched and converted models are kept. [default: the user's cache folder]",
+)
+dtype_option = option(
+    "--dtype",
+    section="Model",
+    type=DTYPE,
+    default="auto",
+    help="Arithmetic and KV memory; auto takes the checkpoint's own.",
+)
+max_model_len_option = option(
+    "--max-model-len",
+    section="Model",
+    type=POSITIVE,
+    metavar="TOKENS",
+    help="Longest prompt plus answer. [default: the model's context]",
+)
+max_batched_tokens_option = option(
+    "--max-batched-tokens",
+    section="Memory and batching",
+    type=POSITIVE,
+    metavar="TOKENS",
+    help="Most tokens computed in one step; longer prompts are read in chunks. [default: the engine's]",
+)
+max_seqs_option = option(
+    "--max-seqs",
+    section="Memory and batching",
+    type=POSITIVE,
+    metavar="REQUESTS",
+    help="Most requests in one step. [default: the engine's]",
+)
+connector_option = option(
+    "--connector",
+    section="Cluster",
+    type=CONNECTOR,
+    default="auto",
+    help="How KV travels: shm (shared memory, same host), tcp (any host), auto (the fastest that both ends have).",
+)
+log_level_option = option("--log-level", section="Running", type=LOG_LEVEL, default="warning", help="Least log level.")
+drain_timeout_option = option(
+    "--drain-timeout",
+    section="Running",
+    type=SECONDS,
+    metavar="SECONDS",
+    default=10.0,
+    help="How long running answers may go on after Ctrl-C or SIGTERM.",
+)
+
+
+def kv_memory_option(default: str | None, note: str) -> Callable[[Decorated], Decorated]:
+    """`--kv-memory` with the default that fits the command."""
+    return option("--kv-memory", section="Memory and batching", type=SIZE, default=default, metavar="SIZE", help=note)
+
+
+policy_option = option(
+    "--policy",
+    section="Cluster",
+    type=click.Choice(["round_robin", "least_loaded"]),
+    help="How the router chooses workers. [default: the router's]",
+)
+model_dir_option = option(
+    "--model",
+    section="Model",
+    required=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Model directory (config.json, *.safetensors, tokenizer.json); `diptych model fetch` makes one.",
+)
+advertise_option = option(
+    "--advertise",
+    section="Addresses",
+    default="",
+    metavar="HOST[:PORT]",
+    help="Address under which others reach this process. [default: where it listens]",
+)
+exit_with_option = option(
+    "--exit-with",
+    section="Running",
+    type=POSITIVE,
+    metavar="PID",
+    help="Stop when this process, which must be the parent, ends.",
+)
+
+
+def run_service(
+    service: str, log_level: str, parent_pid: int | None, serve: Callable[[], Coroutine[None, None, None]]
+) -> int:
+    """Run one service in this process until a signal; its exit code."""
+    configure_logging(service, log_level)
+    if parent_pid is not None:
+        end_with_parent(parent_pid)
+    return run_process(serve)

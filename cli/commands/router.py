@@ -1,0 +1,118 @@
+"""`diptych router`: one router process, from flags to `router.serve`. Does not know what a router does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypedDict, Unpack
+
+import click
+
+from cli.commands import flags
+from cli.options import PORT, POSITIVE_SECONDS, SIZE, SectionedCommand, apply, option
+from router.config import AdmissionConfig, HttpConfig, PolicyConfig, RouterConfig
+from rpc.server import ServerConfig
+
+
+class RouterFlags(TypedDict):
+    """What click hands over, checked by the options below."""
+
+    model: Path
+    served_name: str | None
+    host: str
+    http_port: int
+    grpc_port: int
+    advertise: str
+    policy: str | None
+    max_running: int
+    max_waiting: int
+    max_body: int
+    request_timeout: float
+    drain_timeout: float
+    exit_with: int | None
+    log_level: str
+
+
+_ADMISSION = AdmissionConfig()
+
+OPTIONS = (
+    flags.model_dir_option,
+    flags.served_name_option,
+    option("--host", section="Addresses", default="127.0.0.1", help="Where to listen; 0.0.0.0 is everywhere."),
+    option("--http-port", section="Addresses", type=PORT, default=8000, help="OpenAI API; 0 takes a free port."),
+    option(
+        "--grpc-port",
+        section="Addresses",
+        type=PORT,
+        default=50051,
+        help="gRPC API, and where workers announce themselves; 0 takes a free port.",
+    ),
+    flags.advertise_option,
+    flags.policy_option,
+    option(
+        "--max-running",
+        section="Admission",
+        type=flags.POSITIVE,
+        metavar="REQUESTS",
+        default=_ADMISSION.max_running,
+        help="Requests that run at once.",
+    ),
+    option(
+        "--max-waiting",
+        section="Admission",
+        type=click.IntRange(min=0),
+        metavar="REQUESTS",
+        default=_ADMISSION.max_waiting,
+        help="Requests that may wait beyond that; more get 429.",
+    ),
+    option(
+        "--max-body",
+        section="Admission",
+        type=SIZE,
+        metavar="SIZE",
+        default=HttpConfig().max_body_bytes,
+        show_default="8MiB",
+        help="Largest HTTP request body.",
+    ),
+    option(
+        "--request-timeout",
+        section="Admission",
+        type=POSITIVE_SECONDS,
+        metavar="SECONDS",
+        default=600.0,
+        help="Longest that one request may take.",
+    ),
+    flags.drain_timeout_option,
+    flags.exit_with_option,
+    flags.log_level_option,
+)
+
+
+def router_config(given: RouterFlags) -> RouterConfig:
+    """The router that these flags describe."""
+    policies = PolicyConfig(given["policy"], given["policy"]) if given["policy"] is not None else PolicyConfig()
+    return RouterConfig(
+        model_dir=given["model"],
+        model_name=given["served_name"] or given["model"].resolve().name,
+        http=HttpConfig(host=given["host"], port=given["http_port"], max_body_bytes=given["max_body"]),
+        grpc=ServerConfig(host=given["host"], port=given["grpc_port"], advertise=given["advertise"]),
+        admission=AdmissionConfig(given["max_running"], given["max_waiting"]),
+        policies=policies,
+        request_timeout_s=given["request_timeout"],
+        drain_timeout_s=given["drain_timeout"],
+    )
+
+
+@click.command("router", cls=SectionedCommand)
+@click.pass_context
+def router(ctx: click.Context, /, **given: Unpack[RouterFlags]) -> None:
+    """Run one router: it takes requests over OpenAI HTTP and gRPC and drives workers that announce themselves to it.
+
+    It reads only the tokenizer and configuration files of the model directory. `diptych up` starts one for you.
+    """
+    from router.main import serve
+
+    config = router_config(given)
+    ctx.exit(flags.run_service("router", given["log_level"], given["exit_with"], lambda: serve(config)))
+
+
+apply(OPTIONS, router)

@@ -1,0 +1,228 @@
+"""`diptych up`: a whole cluster on this machine, in the foreground, until Ctrl-C or SIGTERM.
+
+    fetch the model ─▶ start ─▶ ready (addresses, ready file) ─▶ watch, restart ─▶ signal ─▶ drain ─▶ exit 0
+                         │                                         └─ it cannot serve any more ─▶ exit 1
+                         └─ refused arguments, busy port ─▶ exit 2
+
+Does not know how a process is kept alive; `cli.cluster` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TypedDict, Unpack
+
+import click
+
+from cli.cluster import LocalCluster
+from cli.commands import flags
+from cli.config import ClusterConfig, RestartPolicy, WorkerOptions, default_threads
+from cli.modelsource import fetch, served_name
+from cli.options import PORT, POSITIVE_SECONDS, SectionedCommand, apply, option
+from cli.process import ProcessStatus
+from cli.readyfile import ReadyFile
+from cli.status import LiveDisplay, PlainDisplay, make_display
+from observability.log import configure_logging
+from rpc.process import StopSignals
+
+STOP_MARGIN_S = 15.0
+
+
+class UpFlags(TypedDict):
+    """What click hands over, checked by the options below."""
+
+    model: str
+    served_name: str | None
+    cache_dir: Path | None
+    dtype: str
+    max_model_len: int | None
+    prefill: int
+    decode: int
+    connector: str
+    policy: str | None
+    threads: int | None
+    kv_memory: int
+    max_batched_tokens: int | None
+    max_seqs: int | None
+    host: str
+    http_port: int
+    grpc_port: int
+    drain_timeout: float
+    start_timeout: float
+    ready_file: Path | None
+    plain: bool
+    log_level: str
+
+
+OPTIONS = (
+    flags.model_option,
+    flags.served_name_option,
+    flags.dtype_option,
+    flags.max_model_len_option,
+    flags.cache_dir_option,
+    option(
+        "--prefill",
+        section="Cluster",
+        type=click.IntRange(0, 64),
+        metavar="WORKERS",
+        default=1,
+        help="Prefill workers; with 0 the decode workers read prompts themselves (colocated).",
+    ),
+    option(
+        "--decode",
+        section="Cluster",
+        type=click.IntRange(1, 64),
+        metavar="WORKERS",
+        default=1,
+        help="Decode workers.",
+    ),
+    flags.connector_option,
+    flags.policy_option,
+    option(
+        "--threads",
+        section="Cluster",
+        type=click.IntRange(1, 1024),
+        metavar="N",
+        help="Compute threads of each worker. [default: the cores divided over the workers, at least 1]",
+    ),
+    flags.kv_memory_option("512MiB", "KV memory of each worker."),
+    flags.max_batched_tokens_option,
+    flags.max_seqs_option,
+    option("--host", section="Addresses", default="127.0.0.1", help="Where the router listens; 0.0.0.0 is everywhere."),
+    option("--http-port", section="Addresses", type=PORT, default=8000, help="OpenAI API; 0 takes a free port."),
+    option("--grpc-port", section="Addresses", type=PORT, default=50051, help="gRPC API; 0 takes a free port."),
+    flags.drain_timeout_option,
+    option(
+        "--start-timeout",
+        section="Running",
+        type=POSITIVE_SECONDS,
+        metavar="SECONDS",
+        default=600.0,
+        help="How long a process may take until it is ready.",
+    ),
+    option(
+        "--ready-file",
+        section="Running",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Write addresses and processes there as JSON once all are ready; removed at the end.",
+    ),
+    option("--plain", section="Running", is_flag=True, help="Lines instead of a table, on a terminal too."),
+    flags.log_level_option,
+)
+
+
+def cluster_config(given: UpFlags, model_dir: Path) -> ClusterConfig:
+    """The cluster that these flags describe, on the model in `model_dir`."""
+    threads = given["threads"] or default_threads(given["prefill"] + given["decode"])
+    workers = WorkerOptions(
+        connector=given["connector"],
+        dtype=given["dtype"],
+        kv_memory_bytes=given["kv_memory"],
+        max_model_len=given["max_model_len"],
+        max_batched_tokens=given["max_batched_tokens"],
+        max_seqs=given["max_seqs"],
+        threads=threads,
+    )
+    return ClusterConfig(
+        model_dir=model_dir,
+        model_name=served_name(given["model"], given["served_name"]),
+        num_prefill=given["prefill"],
+        num_decode=given["decode"],
+        host=given["host"],
+        http_port=given["http_port"],
+        grpc_port=given["grpc_port"],
+        policy=given["policy"],
+        workers=workers,
+        log_level=given["log_level"],
+        drain_timeout_s=given["drain_timeout"],
+        restart=RestartPolicy(start_timeout_s=given["start_timeout"]),
+    )
+
+
+class Announcer:
+    """Listens to the cluster's processes for the display and, once it is ready, for the ready file."""
+
+    def __init__(self, display: PlainDisplay | LiveDisplay, ready_file: ReadyFile | None) -> None:
+        self._display = display
+        self._ready_file = ready_file
+        self._cluster: LocalCluster | None = None
+
+    def changed(self, status: ProcessStatus) -> None:
+        """See ProcessListener."""
+        self._display.changed(status)
+        if self._cluster is not None and self._ready_file is not None:
+            self._ready_file.write(self._cluster)
+
+    def line(self, name: str, text: str) -> None:
+        """See ProcessListener."""
+        self._display.line(name, text)
+
+    def ready(self, cluster: LocalCluster) -> None:
+        """The cluster answers: say where, and keep the ready file true from now on."""
+        config = cluster.config
+        pools = f"{config.num_prefill} prefill + {config.num_decode} decode" if config.num_prefill else "colocated"
+        self._display.say(f"ready: {config.model_name} ({pools}, {config.workers.threads} threads a worker)")
+        self._display.say(f"  OpenAI API  {cluster.http_url}/v1")
+        self._display.say(f"  gRPC        {cluster.grpc_address}  diptych.v1.Inference")
+        self._display.say(f"  metrics     {cluster.http_url}/metrics")
+        self._display.say("Ctrl-C stops everything.")
+        self._cluster = cluster
+        if self._ready_file is not None:
+            self._ready_file.write(cluster)
+
+    def stopping(self) -> None:
+        """No longer ready: the ready file goes first."""
+        self._cluster = None
+        if self._ready_file is not None:
+            self._ready_file.remove()
+
+
+async def run_cluster(config: ClusterConfig, announcer: Announcer) -> None:
+    """Run until a signal; returns when everything has ended. Raises what `LocalCluster` raises."""
+    async with StopSignals() as signals:
+        cluster = LocalCluster(config, announcer)
+        asked = asyncio.create_task(signals.wait())
+        serving = asyncio.create_task(_serve(cluster, announcer))
+        try:
+            await asyncio.wait((asked, serving), return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                serving.result()
+        finally:
+            announcer.stopping()
+            for task in (asked, serving):
+                task.cancel()
+            await asyncio.wait((asked, serving))
+            limit_s = config.drain_timeout_s + STOP_MARGIN_S
+            if not await signals.bounded(cluster.stop(), limit_s, "stopping the cluster"):
+                await cluster.kill()
+
+
+async def _serve(cluster: LocalCluster, announcer: Announcer) -> None:
+    cluster.start()
+    await cluster.wait_ready()
+    announcer.ready(cluster)
+    await cluster.wait_failed()
+
+
+@click.command("up", cls=SectionedCommand)
+def up(**given: Unpack[UpFlags]) -> None:
+    """Run a whole cluster on this machine: a router, prefill workers and decode workers, in the foreground.
+
+    The router answers OpenAI and gRPC clients. A worker that dies is started again. Ctrl-C or SIGTERM lets running
+    answers finish, then stops everything; a second one stops at once.
+
+    \b
+    Examples:
+      diptych up --model smollm2-135m-instruct
+      diptych up --model ./my-model --prefill 2 --decode 1 --kv-memory 2GiB
+    """
+    ready_file = ReadyFile(given["ready_file"]) if given["ready_file"] is not None else None
+    model_dir = fetch(given["model"], given["cache_dir"])
+    config = cluster_config(given, model_dir)
+    configure_logging("up", config.log_level)
+    with make_display(plain=given["plain"]) as display:
+        asyncio.run(run_cluster(config, Announcer(display, ready_file)))
+
+
+apply(OPTIONS, up)

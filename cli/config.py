@@ -1,0 +1,88 @@
+"""What a local cluster is made of and how its processes are looked after; the only place of `cli` that reads the environment.
+
+Does not know how anything is started.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+# What each variable does, for `diptych doctor`: names that change how Diptych, torch or the hub client behave.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "threads of OpenMP loops in torch; --threads wins over it",
+    "MKL_NUM_THREADS": "threads of MKL; --threads wins over it",
+    "OMP_WAIT_POLICY": "ACTIVE makes idle OpenMP threads spin, which starves the other workers of a small machine",
+    "PYTHONPATH": "folders that are searched before the installed packages; may hide our `kernels` or `router`",
+    "HF_HOME": "where huggingface_hub keeps its downloads",
+    "HF_HUB_OFFLINE": "1 forbids huggingface_hub to use the network",
+    "HTTP_PROXY": "proxy for HTTP clients; must not catch 127.0.0.1",
+    "HTTPS_PROXY": "proxy for HTTPS clients",
+    "NO_PROXY": "hosts that are reached without a proxy",
+    "XDG_CACHE_HOME": "where caches live, the model cache among them",
+}
+
+
+def environment() -> dict[str, str]:
+    """The variables of `ENVIRONMENT` that are set, with their values."""
+    return {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}  # noqa: TID251
+
+
+def usable_cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """When a process that died is started again.
+
+    The n-th death in a row is followed by a pause of `backoff_s` doubled n - 1 times, at most `max_backoff_s`. A process
+    that was ready for `stable_s` starts a new row. After `max_deaths` in a row nobody tries again. One that is not ready
+    within `start_timeout_s` is killed, which counts as a death.
+    """
+
+    backoff_s: float = 0.5
+    max_backoff_s: float = 10.0
+    stable_s: float = 10.0
+    max_deaths: int = 5
+    start_timeout_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """What every worker of the cluster is started with. None leaves the choice to the worker."""
+
+    connector: str = "auto"
+    dtype: str = "auto"
+    kv_memory_bytes: int | None = 512 * MIB
+    max_model_len: int | None = None  # tokens
+    max_batched_tokens: int | None = None  # tokens a step
+    max_seqs: int | None = None  # requests a step
+    threads: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """A router and its workers on one machine. Port 0 takes a free one."""
+
+    model_dir: Path
+    model_name: str
+    num_prefill: int = 1
+    num_decode: int = 1
+    host: str = "127.0.0.1"
+    http_port: int = 8000
+    grpc_port: int = 50051
+    policy: str | None = None
+    workers: WorkerOptions = field(default_factory=WorkerOptions)
+    log_level: str = "warning"
+    drain_timeout_s: float = 10.0
+    restart: RestartPolicy = field(default_factory=RestartPolicy)
+
+
+def default_threads(num_workers: int) -> int:
+    """The cores of this machine divided over the workers, at least one each."""
+    return max(1, usable_cores() // max(1, num_workers))

@@ -1,0 +1,124 @@
+"""What every command's options share: help in titled sections, and value types that say what is allowed.
+
+    @click.command("up", cls=SectionedCommand)
+    @option("--kv-memory", section="Memory", type=SIZE, default="512MiB", help="…")
+
+A bad value is a click.BadParameter whose message has the value and the limit; `cli.main` makes one line of it.
+Does not know any command.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import click
+
+Decorated = TypeVar("Decorated", bound="Callable[..., object] | click.Command")
+
+_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+MAX_PORT = 65535
+
+
+class SectionedOption(click.Option):
+    """An option that knows under which title of the help it stands."""
+
+    def __init__(self, param_decls: Sequence[str], section: str = "Options", **attrs: object) -> None:
+        attrs.setdefault("show_default", True)
+        super().__init__(param_decls, **attrs)  # type: ignore[arg-type]  # click's own keyword arguments
+        self.section = section
+
+
+class SectionedCommand(click.Command):
+    """A command whose help lists its options by section, in the order in which the sections first appear."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write one definition list a section; options without one, such as --help, come last."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                section = param.section if isinstance(param, SectionedOption) else "Other"
+                sections.setdefault(section, []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def option(*param_decls: str, section: str, **attrs: object) -> Callable[[Decorated], Decorated]:
+    """`click.option` with a section; defaults are shown."""
+    return click.option(*param_decls, cls=SectionedOption, section=section, **attrs)
+
+
+def apply(options: Sequence[Callable[[Decorated], Decorated]], command: Decorated) -> Decorated:
+    """Put a shared list of options on a command, in the order of the list."""
+    for decorate in reversed(options):
+        command = decorate(command)
+    return command
+
+
+class SizeType(click.ParamType[int]):
+    """Bytes with a unit: 512MiB, 2GiB, 1.5GB; a bare number is bytes. At least one byte."""
+
+    name = "size"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number of bytes."""
+        if isinstance(value, int):
+            return value
+        match = _SIZE.fullmatch(str(value).strip())
+        factor = _UNITS.get(match.group(2).upper()) if match else None
+        if match is None or factor is None:
+            self.fail(f"{value!r} is not a size; give a number and a unit, such as 512MiB or 2GiB", param, ctx)
+        num_bytes = int(float(match.group(1)) * factor)
+        if num_bytes < 1:
+            self.fail(f"{value!r} must be at least 1 byte", param, ctx)
+        return num_bytes
+
+
+class FloatType(click.ParamType[float]):
+    """A finite number in a range; NaN and infinity are refused, which click's own float takes."""
+
+    name = "number"
+
+    def __init__(self, low: float, high: float, *, open_low: bool = False) -> None:
+        self._low, self._high, self._open_low = low, high, open_low
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number."""
+        bound = f"must be a number {'above' if self._open_low else 'from'} {self._low:g} to {self._high:g}"
+        try:
+            number = float(str(value))
+        except ValueError:
+            self.fail(f"{value!r} {bound}", param, ctx)
+        too_low = number <= self._low if self._open_low else number < self._low
+        if math.isnan(number) or too_low or number > self._high:
+            self.fail(f"{value!r} {bound}", param, ctx)
+        return number
+
+
+class AddressType(click.ParamType[str]):
+    """HOST:PORT of something to reach, the host of an IPv6 address in brackets."""
+
+    name = "host:port"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The address as it was given."""
+        text = str(value).strip()
+        host, _, port = text.rpartition(":")
+        bare_ipv6 = ":" in host and not (host.startswith("[") and host.endswith("]"))
+        if not host or bare_ipv6 or not port.isdecimal() or not 0 < int(port) <= MAX_PORT:
+            self.fail(f"{value!r} is not HOST:PORT with a port from 1 to {MAX_PORT}", param, ctx)
+        return text
+
+
+SIZE = SizeType()
+ADDRESS = AddressType()
+PORT = click.IntRange(0, MAX_PORT)
+SECONDS = FloatType(0.0, 86_400.0)
+POSITIVE_SECONDS = FloatType(0.0, 86_400.0, open_low=True)
+LOG_LEVEL = click.Choice(["debug", "info", "warning", "error"], case_sensitive=False)
+DTYPE = click.Choice(["auto", "float32", "bfloat16"])

@@ -1,0 +1,55 @@
+"""Shows that something is being worked on: a spinner with the elapsed time on a terminal, lines elsewhere.
+
+    with working("Fetching the model") as say:
+        resolve_model(…, progress=say)
+
+Everything goes to stderr, so that stdout stays the command's result. Does not know what is being done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+TERSE_S = 2.0
+
+
+@contextmanager
+def working(what: str, console: Console | None = None) -> Iterator[Callable[[str], None]]:
+    """Show `what` until the block ends; the callable that is handed out takes a word on how far it is."""
+    console = console if console is not None else Console(stderr=True, highlight=False)
+    if console.is_terminal:
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True) as progress:
+            task = progress.add_task(escape(what))
+            yield lambda text: progress.update(task, description=f"{escape(what)}: {escape(text)}")
+        return
+    say = Lines(what, console)
+    yield say
+    say.finish()
+
+
+class Lines:
+    """The same for pipes and logs: a line at the start, one per word on the progress, one at the end if it took long."""
+
+    def __init__(self, what: str, console: Console) -> None:
+        self._what = what
+        self._console = console
+        self._began = time.monotonic()
+        self(f"{what} …", prefix=False)
+
+    def __call__(self, text: str, *, prefix: bool = True) -> None:
+        """A word on how far it is."""
+        shown = f"{self._what}: {text}" if prefix else text
+        self._console.print(escape(shown), soft_wrap=True)
+
+    def finish(self) -> None:
+        """Say how long it took, if that was long enough to wonder."""
+        took_s = time.monotonic() - self._began
+        if took_s >= TERSE_S:
+            self(f"done in {took_s:.1f} s")
