@@ -136,6 +136,7 @@ class NoRoom(HandoffError):
     """The decode pool has no free blocks for this hand-off now; `retry_after_s` (0: not said) is when to ask again."""
 
     code = ErrorCode.RESOURCE_EXHAUSTED
+    retry_after_s: float = 0.0  # stays so where the error is rebuilt from a status, without the constructor
 
     def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
