@@ -3,7 +3,7 @@
     DiptychError ──to_status──▶ google.rpc.Status ──wire──▶ AioRpcError ──from_rpc_error──▶ the same DiptychError
 
 Every status carries ErrorInfo(reason = class name, domain, metadata = the error's own facts); InvalidRequest also
-BadRequest with the field, Overloaded also RetryInfo. A status without ErrorInfo was made by gRPC itself (connection
+BadRequest with the field, Overloaded and NoRoom also RetryInfo. A status without ErrorInfo was made by gRPC itself (connection
 refused, lost, timed out) or by a stranger, and is judged by its code. Does not know HTTP.
 """
 
@@ -24,6 +24,7 @@ from contracts.errors import (
     InvalidRequest,
     LayoutMismatch,
     ModelNotFound,
+    NoRoom,
     Overloaded,
     RequestCancelled,
     WorkerLost,
@@ -44,7 +45,7 @@ def to_status(error: DiptychError) -> status_pb2.Status:
     if isinstance(error, InvalidRequest):
         violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
-    if isinstance(error, Overloaded):
+    if isinstance(error, (Overloaded, NoRoom)):
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromNanoseconds(round(error.retry_after_s * 1e9))
         details.append(retry)
@@ -94,7 +95,7 @@ def _facts(error: DiptychError) -> dict[str, str]:
             return {"field": error.field, "value": error.value, "limit": error.limit}
         case ModelNotFound():
             return {"model": error.model}
-        case Overloaded():
+        case Overloaded() | NoRoom():
             return {"retry_after_s": repr(error.retry_after_s)}
         case LayoutMismatch():
             return {"field": error.field}
@@ -113,7 +114,7 @@ def _rebuild(kind: type[DiptychError], message: str, facts: Mapping[str, str]) -
             error.limit = facts.get("limit", "")
         case ModelNotFound():
             error.model = facts.get("model", "")
-        case Overloaded():
+        case Overloaded() | NoRoom():
             error.retry_after_s = _seconds(facts.get("retry_after_s", ""))
         case LayoutMismatch():
             error.field = facts.get("field", "")
@@ -124,4 +125,4 @@ def _seconds(text: str) -> float:
     try:
         return max(0.0, float(text))
     except ValueError:
-        return 1.0
+        return 1.0  # said by a stranger: any pause is better than none

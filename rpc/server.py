@@ -1,6 +1,6 @@
 """The gRPC server that each of our services stands in.
 
-    build ──▶ add servicers ──▶ start (bound, NOT_SERVING) ──▶ set_serving(True) ⇄ set_serving(False) ──▶ stop(grace)
+    build ──▶ bind ──▶ add servicers ──▶ start (NOT_SERVING) ──▶ set_serving(True) ⇄ set_serving(False) ──▶ stop(grace)
 
 It brings health checking (for each service and for ""), reflection, keep-alives, message limits, and one place where
 errors become statuses. An answer stream is always closed in the task of its call, so a servicer's `finally` runs before the
@@ -76,22 +76,33 @@ class RpcServer:
         self._port = 0
         self._serving: bool | None = None
 
-    async def start(self) -> int:
-        """Listen; return the bound port. Health says NOT_SERVING until told otherwise. ConfigError when it cannot bind."""
+    def bind(self) -> int:
+        """Take the port, so that a busy one is known before a model is loaded; return it. ConfigError when it cannot be."""
         where = join_address(self._config.host, self._config.port)
         _check_free(self._config.host, self._config.port)
         try:
             self._port = self.grpc_server.add_insecure_port(where)
         except RuntimeError as error:
             raise ConfigError(f"cannot listen on {where}: {error}") from error
+        return self._port
+
+    async def start(self) -> int:
+        """Answer calls (binding first if need be); return the port. Health says NOT_SERVING until told otherwise."""
+        if not self._port:
+            self.bind()
         await self.set_serving(False)
         await self.grpc_server.start()
         return self._port
 
     @property
     def port(self) -> int:
-        """The bound port; 0 before start."""
+        """The bound port; 0 before it is bound."""
         return self._port
+
+    @property
+    def serving(self) -> bool:
+        """What health checks say."""
+        return self._serving is True
 
     def advertised_address(self, toward: str = "") -> str:
         """host:port under which others reach this server.

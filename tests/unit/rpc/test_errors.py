@@ -13,6 +13,7 @@ from contracts.errors import (
     InvalidRequest,
     LayoutMismatch,
     ModelNotFound,
+    NoRoom,
     Overloaded,
     StaleEpoch,
     WorkerLost,
@@ -33,6 +34,7 @@ SAMPLES: dict[str, DiptychError] = {
     "ModelNotFound": ModelNotFound("gpt", ("tiny",)),
     "Overloaded": Overloaded("queue is full", retry_after_s=2.5),
     "LayoutMismatch": LayoutMismatch("dtype", "float32", "bfloat16"),
+    "NoRoom": NoRoom("pool is full", 0.25),
     "StaleEpoch": StaleEpoch("decode-0", 2, 1),
 }
 ALL = [

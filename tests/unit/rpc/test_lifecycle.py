@@ -1,0 +1,138 @@
+"""One life of a worker: serve, drain, stop; and the ways it can go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from contracts.clock import MonotonicClock
+from contracts.kv_layout import KVLayout
+from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
+from rpc.announce import Announcer
+from rpc.channel import open_channel
+from rpc.lifecycle import Lifecycle, LifecycleConfig
+from rpc.process import FatalError, StopSignals
+from rpc.server import RpcServer, ServerConfig
+
+INFO = WorkerInfo(WorkerRef("w", 1), WorkerKind.DECODE, "h:1", "m", KVLayout("m", "float32", 1, 1, 4, 4), (), 8, 8)
+
+
+class Worker:
+    """A worker that does what the test says."""
+
+    def __init__(self) -> None:
+        self.fatal: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        self.stalled = 0.0
+        self.draining = asyncio.Event()
+        self.done = asyncio.Event()
+        self.stopped = 0
+
+    def load(self) -> WorkerLoad:
+        return WorkerLoad()
+
+    def stalled_s(self) -> float:
+        return self.stalled
+
+    async def drain(self) -> None:
+        self.draining.set()
+        await self.done.wait()
+
+    async def stop(self) -> None:
+        self.stopped += 1
+
+
+class Registry:
+    def __init__(self) -> None:
+        self.words: list[str] = []
+        self.heard = asyncio.Event()
+
+    async def announce(self, info: WorkerInfo, load: WorkerLoad) -> float:
+        self.words.append("here")
+        self.heard.set()
+        return 1.0
+
+    async def leave(self, ref: WorkerRef) -> None:
+        self.words.append("left")
+
+    async def close(self) -> None:
+        self.words.append("closed")
+
+
+class Life:
+    def __init__(self, config: LifecycleConfig) -> None:
+        self.worker = Worker()
+        self.registry = Registry()
+        self.server = RpcServer(ServerConfig(), ())
+        announcer = Announcer(self.registry, INFO, self.worker.load, MonotonicClock())
+        self.lifecycle = Lifecycle(self.worker, self.server, [announcer], MonotonicClock(), config)
+
+
+@asynccontextmanager
+async def living(config: LifecycleConfig) -> AsyncIterator[tuple[Life, asyncio.Task[None]]]:
+    life = Life(config)
+    async with StopSignals() as signals:
+        task = asyncio.create_task(life.lifecycle.run(signals))
+        await asyncio.wait_for(life.registry.heard.wait(), 10)
+        yield life, task
+        await asyncio.wait((task,), timeout=10)
+        assert task.done()
+    assert life.worker.stopped == 1
+    assert life.registry.words[-2:] == ["left", "closed"]
+    assert life.registry.words.count("left") == 1
+
+
+CONFIG = LifecycleConfig(grace_s=0.0, stall_check_s=60)
+
+
+async def test_a_signal_drains_then_stops() -> None:
+    async with living(CONFIG) as (life, task):
+        assert await health(life) == health_pb2.HealthCheckResponse.SERVING
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(life.worker.draining.wait(), 10)
+        assert life.registry.words[-1] == "closed"
+        assert await health(life) == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert not task.done()
+        life.worker.done.set()
+        await asyncio.wait_for(task, 10)
+
+
+@pytest.mark.parametrize("limit_s", [0.0, 60.0])
+async def test_a_drain_is_cut_short_by_its_limit_or_a_second_signal(limit_s: float) -> None:
+    async with living(LifecycleConfig(drain_limit_s=limit_s, grace_s=0.0, stall_check_s=60)) as (life, task):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(life.worker.draining.wait(), 10)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(task, 10)
+
+
+@pytest.mark.parametrize("while_draining", [False, True])
+async def test_a_dead_engine_ends_the_process_at_once(while_draining: bool) -> None:
+    async with living(CONFIG) as (life, task):
+        if while_draining:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.wait_for(life.worker.draining.wait(), 10)
+        life.worker.fatal.set_result(MemoryError("out of blocks"))
+        with pytest.raises(FatalError, match="MemoryError: out of blocks"):
+            await asyncio.wait_for(asyncio.shield(task), 10)
+
+
+async def test_health_follows_progress() -> None:
+    async with living(CONFIG) as (life, _):
+        for stalled_s, expected in ((6.0, "NOT_SERVING"), (0.0, "SERVING"), (5.0, "SERVING")):
+            life.worker.stalled = stalled_s
+            await life.lifecycle.check_progress()
+            assert health_pb2.HealthCheckResponse.ServingStatus.Name(await health(life)) == expected
+        life.worker.done.set()
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+async def health(life: Life) -> int:
+    async with open_channel(f"127.0.0.1:{life.server.port}") as channel:
+        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        return int(answer.status)
