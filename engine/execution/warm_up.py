@@ -1,0 +1,41 @@
+"""Batches that mean nothing: for the profiling forward and to pay first-call costs before a client does.
+
+oneDNN compiles a kernel per shape on first use (tens of milliseconds). Does not know requests that somebody waits for.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from contracts.sampling import SamplingParams
+from engine.execution.interface import ModelRunner, ScheduledBatch, ScheduledRequest
+
+_log = logging.getLogger(__name__)
+_GREEDY = SamplingParams(temperature=0.0)
+_PROMPT_TOKENS = 64
+
+
+def warm_up(runner: ModelRunner, max_num_seqs: int) -> None:
+    """Run a prompt and decode steps of 1, 2, 4, … rows; writes into the first blocks, which hold nothing yet."""
+    begun = time.monotonic()
+    block_size = runner.layout.block_size
+    num_tokens = min(_PROMPT_TOKENS, runner.num_blocks * block_size, runner.max_model_len - 1)
+    runner.execute(prompt_batch(num_tokens, block_size))
+    rows = 1
+    while rows <= min(max_num_seqs, runner.num_blocks):
+        runner.execute(decode_batch(rows))
+        rows *= 2
+    _log.info("warm-up took %.1f s", time.monotonic() - begun)
+
+
+def prompt_batch(num_tokens: int, block_size: int) -> ScheduledBatch:
+    """One prompt of `num_tokens`, all in one step, in blocks 0, 1, …"""
+    blocks = list(range(-(-num_tokens // block_size)))
+    request = ScheduledRequest("warm-up", [0] * num_tokens, num_tokens, 0, num_tokens, blocks, _GREEDY)
+    return ScheduledBatch((request,))
+
+
+def decode_batch(num_rows: int) -> ScheduledBatch:
+    """`num_rows` requests of one token each, in blocks 0, 1, …"""
+    return ScheduledBatch(tuple(ScheduledRequest(f"warm-up-{i}", [0], 1, 0, 1, [i], _GREEDY) for i in range(num_rows)))

@@ -1,0 +1,130 @@
+"""From a model directory to a decoder: every tensor accounted for, merged and packed one layer at a time.
+
+    config.json ─▶ ModelConfig ─┐
+    *.safetensors (mapped) ─────┴─▶ q,k,v → qkv · gate,up → gate_up ─▶ kernels.linear (packs) ─▶ Decoder
+
+A tensor that is missing, unexpected or of another shape is refused by name. Does not know KV memory or requests.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from contracts.errors import ConfigError, ModelLoadError
+from engine.models.checkpoint import Checkpoint
+from engine.models.config import ModelConfig, read_model_config
+from engine.models.decoder import Decoder, Layer, Weights
+from kernels.dispatch import Kernels, choose
+from kernels.interface import Linear
+
+_log = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# Old checkpoints carry what is computed here from the config.
+_DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+
+
+def model_config(path: Path) -> ModelConfig:
+    """The configuration in directory `path`; ModelLoadError when it is not one of the known architectures."""
+    if not path.is_dir():
+        raise ModelLoadError(f"{path}: no such model directory")
+    return read_model_config(path)
+
+
+def resolve_dtype(requested: str, checkpoint: str) -> str:
+    """ "auto" is the checkpoint's own, but float16 becomes bfloat16, which CPUs compute in and which cannot overflow."""
+    if requested == "auto":
+        if checkpoint == "float16":
+            _log.warning(
+                "checkpoint is float16, served as bfloat16 (8 instead of 11 significant bits); float32 is exact"
+            )
+            return "bfloat16"
+        return checkpoint
+    if requested not in DTYPES:
+        raise ConfigError(f"dtype: got {requested!r}, known: auto, {', '.join(DTYPES)}")
+    return requested
+
+
+def load_model(path: Path, dtype: str, kernels: Kernels | None = None) -> Decoder:
+    """The decoder in directory `path`, computing in `dtype` ("auto", "float32", "bfloat16"). Raises ModelLoadError."""
+    config = model_config(path)
+    torch_dtype = DTYPES[resolve_dtype(dtype, config.dtype)]
+    kernels = kernels or choose("cpu", torch_dtype)
+    with Checkpoint(path) as checkpoint, torch.inference_mode():
+        reader = _Reader(checkpoint, torch_dtype, kernels)
+        weights = _weights(config, reader)
+        reader.refuse_leftovers(config)
+        fingerprint = checkpoint.fingerprint(repr(sorted(asdict(config).items())))
+    return Decoder(config, weights, kernels, fingerprint)
+
+
+class _Reader:
+    """Takes tensors out of a checkpoint, remembering which."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, kernels: Kernels) -> None:
+        self._checkpoint = checkpoint
+        self._dtype = dtype
+        self._kernels = kernels
+        self._taken: set[str] = set()
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        """A copy in the model's dtype."""
+        return self.merged((name,), (shape[0],), *shape[1:])
+
+    def merged(self, names: tuple[str, ...], rows: tuple[int, ...], *columns: int) -> Tensor:
+        """Tensors names[i] [rows[i], *columns] one below the other, copied once."""
+        out = torch.empty(sum(rows), *columns, dtype=self._dtype)
+        start = 0
+        for name, count in zip(names, rows, strict=True):
+            self._taken.add(name)
+            out[start : start + count] = self._checkpoint.tensor(name, (count, *columns))
+            start += count
+        return out
+
+    def linear(self, modules: tuple[str, ...], rows: tuple[int, ...], features: int, bias: bool) -> Linear:
+        """One projection out of several modules that share their input; module i has rows[i] outputs."""
+        weight = self.merged(tuple(f"{module}.weight" for module in modules), rows, features)
+        biases = self.merged(tuple(f"{module}.bias" for module in modules), rows) if bias else None
+        return self._kernels.linear(weight, biases)
+
+    def refuse_leftovers(self, config: ModelConfig) -> None:
+        """Every tensor of the checkpoint has been taken or is known to be redundant."""
+        redundant = {"lm_head.weight"} if config.tie_embeddings else set()
+        left = sorted(n for n in self._checkpoint.names - self._taken - redundant if not _DERIVED.fullmatch(n))
+        if left:
+            path = self._checkpoint.file_of(left[0])
+            raise ModelLoadError(f"{path}: unexpected tensor {left[0]} in a {config.family} model ({len(left)} in all)")
+
+
+def _weights(config: ModelConfig, reader: _Reader) -> Weights:
+    hidden, vocab = config.hidden_size, config.vocab_size
+    embedding = reader.tensor("model.embed_tokens.weight", vocab, hidden)
+    layers = tuple(_layer(config, reader, f"model.layers.{i}") for i in range(config.num_layers))
+    head = "model.embed_tokens" if config.tie_embeddings else "lm_head"
+    # A tied head is packed beside the plain embedding: looked up by row it must stay plain, read whole it is twice as fast packed.
+    lm_head = reader.linear((head,), (vocab,), hidden, bias=False)
+    return Weights(embedding, layers, reader.tensor("model.norm.weight", hidden), lm_head)
+
+
+def _layer(config: ModelConfig, reader: _Reader, prefix: str) -> Layer:
+    hidden, head, mlp = config.hidden_size, config.head_size, config.intermediate_size
+    q, kv = config.num_heads * head, config.num_kv_heads * head
+    attn, ffn = f"{prefix}.self_attn", f"{prefix}.mlp"
+    qkv_names = (f"{attn}.q_proj", f"{attn}.k_proj", f"{attn}.v_proj")
+    gate_up_names = (f"{ffn}.gate_proj", f"{ffn}.up_proj")
+    return Layer(
+        input_norm=reader.tensor(f"{prefix}.input_layernorm.weight", hidden),
+        qkv=reader.linear(qkv_names, (q, kv, kv), hidden, config.qkv_bias),
+        q_norm=reader.tensor(f"{attn}.q_norm.weight", head) if config.qk_norm else None,
+        k_norm=reader.tensor(f"{attn}.k_norm.weight", head) if config.qk_norm else None,
+        o=reader.linear((f"{attn}.o_proj",), (hidden,), q, config.o_bias),
+        post_norm=reader.tensor(f"{prefix}.post_attention_layernorm.weight", hidden),
+        gate_up=reader.linear(gate_up_names, (mlp, mlp), hidden, config.mlp_bias),
+        down=reader.linear((f"{ffn}.down_proj",), (hidden,), mlp, config.mlp_bias),
+    )

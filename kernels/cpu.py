@@ -1,0 +1,49 @@
+"""The CPU fast path of the small ops and of linear: what torch alone does best on a CPU.
+
+`linear` keeps its weight in oneDNN's own order: at few rows reading weights is all the time there is, and the plain order
+costs half of the bandwidth. Attention is in `kernels.cpu_attention`. Does not know models.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# oneDNN chooses a weight order for a number of rows; one order serves decode (few) and prefill (many) equally well at 16,
+# while leaving it open picks, for float32, an order that halves prefill.
+_ROWS_HINT = 16
+
+
+class PackedLinear:
+    """Owns the reordered weight; the plain one is not kept."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS_HINT)
+        self._bias = bias
+        self._plain = torch.ops.mkldnn._linear_pointwise.default
+        self._binary = torch.ops.mkldnn._linear_pointwise.binary
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """See `kernels.interface.Linear`."""
+        if residual is None:
+            y: Tensor = self._plain(x, self._weight, self._bias, "none", [], "")
+        else:
+            y = self._binary(x, residual, self._weight, self._bias, "add")
+        return y
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `kernels.interface.RMSNorm`."""
+    return torch.rms_norm(x, weight.shape, weight, eps)
+
+
+def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """See `kernels.interface.Rotary`."""
+    swapped = x.roll(x.shape[-1] // 2, -1)
+    return torch.addcmul(swapped.mul_(sin), x, cos)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """See `kernels.interface.SiluMul`."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate).mul_(up)
