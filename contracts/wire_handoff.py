@@ -9,7 +9,16 @@ from contracts import wire
 from contracts.errors import InvalidRequest
 from contracts.kv_layout import DTYPE_BYTES, KVLayout
 from contracts.pb.diptych.v1 import handoff_pb2, registry_pb2, types_pb2
-from contracts.ticket import Grant, ReserveRequest, Ticket
+from contracts.ticket import (
+    AbortRequest,
+    ConnectRequest,
+    ConnectResponse,
+    Grant,
+    RenewRequest,
+    RenewResponse,
+    ReserveRequest,
+    Ticket,
+)
 from contracts.worker import ConnectorAddress, WorkerInfo, WorkerKind, WorkerLoad, WorkerRef, WorkerState
 
 _KIND_TO_PB = {
@@ -77,6 +86,88 @@ def layout_from_pb(message: types_pb2.KVLayout) -> KVLayout:
         hash_seed=message.hash_seed,
         protocol_version=message.protocol_version,
     )
+
+
+def connect_to_pb(request: ConnectRequest) -> handoff_pb2.ConnectRequest:
+    """Field by field."""
+    return handoff_pb2.ConnectRequest(
+        prefill=worker_ref_to_pb(request.prefill),
+        decode=worker_ref_to_pb(request.decode),
+        layout=layout_to_pb(request.layout),
+    )
+
+
+def connect_from_pb(message: handoff_pb2.ConnectRequest) -> ConnectRequest:
+    """Field by field."""
+    return ConnectRequest(
+        prefill=worker_ref_from_pb(message.prefill),
+        decode=worker_ref_from_pb(message.decode),
+        layout=layout_from_pb(message.layout),
+    )
+
+
+def connected_to_pb(response: ConnectResponse) -> handoff_pb2.ConnectResponse:
+    """Field by field."""
+    return handoff_pb2.ConnectResponse(
+        decode=worker_ref_to_pb(response.decode), connectors=[address_to_pb(a) for a in response.connectors]
+    )
+
+
+def connected_from_pb(message: handoff_pb2.ConnectResponse) -> ConnectResponse:
+    """Field by field."""
+    return ConnectResponse(
+        decode=worker_ref_from_pb(message.decode), connectors=tuple(address_from_pb(a) for a in message.connectors)
+    )
+
+
+def abort_to_pb(request: AbortRequest) -> handoff_pb2.AbortRequest:
+    """Field by field."""
+    return handoff_pb2.AbortRequest(
+        handoff_id=request.handoff_id,
+        prefill=worker_ref_to_pb(request.prefill),
+        decode=worker_ref_to_pb(request.decode),
+        reason=request.reason,
+    )
+
+
+def abort_from_pb(message: handoff_pb2.AbortRequest) -> AbortRequest:
+    """Raises InvalidRequest when the id is missing."""
+    if not message.handoff_id:
+        raise InvalidRequest("handoff_id", "", "must not be empty")
+    return AbortRequest(
+        handoff_id=message.handoff_id,
+        prefill=worker_ref_from_pb(message.prefill),
+        decode=worker_ref_from_pb(message.decode),
+        reason=message.reason,
+    )
+
+
+def renew_to_pb(request: RenewRequest) -> handoff_pb2.RenewRequest:
+    """Field by field."""
+    return handoff_pb2.RenewRequest(
+        prefill=worker_ref_to_pb(request.prefill),
+        decode=worker_ref_to_pb(request.decode),
+        handoff_ids=request.handoff_ids,
+    )
+
+
+def renew_from_pb(message: handoff_pb2.RenewRequest) -> RenewRequest:
+    """Field by field."""
+    return RenewRequest(
+        prefill=worker_ref_from_pb(message.prefill),
+        decode=worker_ref_from_pb(message.decode),
+        handoff_ids=tuple(message.handoff_ids),
+    )
+
+
+def renewed_to_pb(response: RenewResponse) -> handoff_pb2.RenewResponse:
+    """Field by field."""
+    return handoff_pb2.RenewResponse(lost_handoff_ids=response.lost_handoff_ids, lease_s=response.lease_s)
+
+
+def renewed_from_pb(message: handoff_pb2.RenewResponse) -> RenewResponse:
+    """Field by field."""
+    return RenewResponse(lost_handoff_ids=tuple(message.lost_handoff_ids), lease_s=message.lease_s)
 
 
 def reserve_to_pb(request: ReserveRequest) -> handoff_pb2.ReserveRequest:

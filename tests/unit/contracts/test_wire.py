@@ -10,7 +10,16 @@ from contracts.kv_layout import KVLayout
 from contracts.pb.diptych.v1 import handoff_pb2, registry_pb2, types_pb2
 from contracts.request import ErrorInfo, FinishReason, GenerationRequest, TokenDelta, TokenLogprob
 from contracts.sampling import SamplingParams
-from contracts.ticket import Grant, ReserveRequest, Ticket
+from contracts.ticket import (
+    AbortRequest,
+    ConnectRequest,
+    ConnectResponse,
+    Grant,
+    RenewRequest,
+    RenewResponse,
+    ReserveRequest,
+    Ticket,
+)
 from contracts.worker import ConnectorAddress, WorkerInfo, WorkerKind, WorkerLoad, WorkerRef, WorkerState
 from observability.stages import HandoffStats, StageTimes
 
@@ -78,6 +87,16 @@ def test_hand_off_messages_round_trip():
     assert wire_handoff.grant_from_pb(wire_handoff.grant_to_pb(grant)) == grant
     ticket = Ticket("h", P, D, LAYOUT, REQUEST, 2, 16, (b"a",), (b"d",), LOGPROB, STAGES)
     assert wire_handoff.ticket_from_pb(wire_handoff.ticket_to_pb(ticket)) == ticket
+    connect = ConnectRequest(P, D, LAYOUT)
+    assert wire_handoff.connect_from_pb(wire_handoff.connect_to_pb(connect)) == connect
+    connected = ConnectResponse(D, (ConnectorAddress("shm", "a"), ConnectorAddress("tcp", "h:1")))
+    assert wire_handoff.connected_from_pb(wire_handoff.connected_to_pb(connected)) == connected
+    abort = AbortRequest("h", P, D, "client left")
+    assert wire_handoff.abort_from_pb(wire_handoff.abort_to_pb(abort)) == abort
+    renew = RenewRequest(P, D, ("h", "i"))
+    assert wire_handoff.renew_from_pb(wire_handoff.renew_to_pb(renew)) == renew
+    renewed = RenewResponse(("i",), 5.0)
+    assert wire_handoff.renewed_from_pb(wire_handoff.renewed_to_pb(renewed)) == renewed
     stats = HandoffStats("shm", 10, 2, 3, 4, 0.5, 0.25)
     assert wire.handoff_stats_from_pb(wire.handoff_stats_to_pb(stats)) == stats
 
@@ -100,6 +119,7 @@ def test_worker_messages_round_trip():
         (lambda: wire_handoff.reserve_from_pb(handoff_pb2.ReserveRequest()), "handoff_id"),
         (lambda: wire_handoff.reserve_from_pb(handoff_pb2.ReserveRequest(handoff_id="h")), "num_tokens"),
         (lambda: wire_handoff.ticket_from_pb(handoff_pb2.Ticket()), "ticket.handoff_id"),
+        (lambda: wire_handoff.abort_from_pb(handoff_pb2.AbortRequest()), "handoff_id"),
         (lambda: wire_handoff.worker_info_from_pb(registry_pb2.WorkerInfo()), "info.kind"),
         (lambda: wire_handoff.worker_info_from_pb(registry_pb2.WorkerInfo(kind=1)), "info.address"),
         (lambda: wire_handoff.worker_load_from_pb(registry_pb2.WorkerLoad()), "load.state"),
