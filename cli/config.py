@@ -9,10 +9,12 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-KIB, MIB, GIB = 2**10, 2**20, 2**30
+from engine.models.store.config import ENVIRONMENT as STORE_ENVIRONMENT
+
+MIB, GIB = 2**20, 2**30
 
 # What each variable does, for `diptych doctor`: names that change how Diptych, torch or the hub client behave.
-ENVIRONMENT = {
+ENVIRONMENT = STORE_ENVIRONMENT | {
     "OMP_NUM_THREADS": "threads of OpenMP loops in torch; --threads wins over it",
     "MKL_NUM_THREADS": "threads of MKL; --threads wins over it",
     "OMP_WAIT_POLICY": "ACTIVE makes idle OpenMP threads spin, which starves the other workers of a small machine",
@@ -22,7 +24,6 @@ ENVIRONMENT = {
     "HTTP_PROXY": "proxy for HTTP clients; must not catch 127.0.0.1",
     "HTTPS_PROXY": "proxy for HTTPS clients",
     "NO_PROXY": "hosts that are reached without a proxy",
-    "XDG_CACHE_HOME": "where caches live, the model cache among them",
 }
 
 

@@ -9,6 +9,7 @@ import click
 
 from cli.commands import flags
 from cli.options import PORT, POSITIVE_SECONDS, SIZE, SectionedCommand, apply, option
+from engine.models.store import model_name
 from router.config import AdmissionConfig, HttpConfig, PolicyConfig, RouterConfig
 from rpc.server import ServerConfig
 
@@ -92,7 +93,7 @@ def router_config(given: RouterFlags) -> RouterConfig:
     policies = PolicyConfig(given["policy"], given["policy"]) if given["policy"] is not None else PolicyConfig()
     return RouterConfig(
         model_dir=given["model"],
-        model_name=given["served_name"] or given["model"].resolve().name,
+        model_name=given["served_name"] or model_name(given["model"]),
         http=HttpConfig(host=given["host"], port=given["http_port"], max_body_bytes=given["max_body"]),
         grpc=ServerConfig(host=given["host"], port=given["grpc_port"], advertise=given["advertise"]),
         admission=AdmissionConfig(given["max_running"], given["max_waiting"]),

@@ -18,11 +18,12 @@ import click
 from cli.cluster import LocalCluster
 from cli.commands import flags
 from cli.config import ClusterConfig, RestartPolicy, WorkerOptions, default_threads
-from cli.modelsource import fetch, served_name
+from cli.modelsource import fetch
 from cli.options import PORT, POSITIVE_SECONDS, SectionedCommand, apply, option
 from cli.process import ProcessStatus
 from cli.readyfile import ReadyFile
 from cli.status import LiveDisplay, PlainDisplay, make_display
+from engine.models.store import model_name
 from observability.log import configure_logging
 from rpc.process import StopSignals
 
@@ -126,7 +127,7 @@ def cluster_config(given: UpFlags, model_dir: Path) -> ClusterConfig:
     )
     return ClusterConfig(
         model_dir=model_dir,
-        model_name=served_name(given["model"], given["served_name"]),
+        model_name=given["served_name"] or model_name(model_dir),
         num_prefill=given["prefill"],
         num_decode=given["decode"],
         host=given["host"],

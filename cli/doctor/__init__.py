@@ -1,0 +1,1 @@
+"""What `diptych doctor` looks at. `finding.py` is the form of an answer, the other modules ask the questions."""
