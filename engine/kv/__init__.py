@@ -1,1 +1,1 @@
-"""engine/kv"""
+"""Who holds which block: pool, leases, prefix cache, hashing. Pure Python; knows no requests, no bytes."""

@@ -1,0 +1,233 @@
+"""Tokens in, tokens out: one engine, whatever pool it serves.
+
+    admit ───────────────▶ waiting ─▶ running ─▶ finished            a prompt whose KV does not exist yet
+    admit(retain_kv) ────▶ waiting ─▶ running ─▶ Retained ─ release  one token here, then its KV belongs to the caller
+    reserve ─ adopt ────────────────▶ running ─▶ finished            its KV came from elsewhere into the reserved lease
+
+A step is schedule → execute → commit. All calls come from one thread, between steps (engine.loop sees to it). Errors of a
+request are values or DiptychErrors; a RuntimeError out of here is a programming error and must end the process.
+Does not know networks, workers or text, nor why KV is reserved or retained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from contracts.clock import Clock
+from contracts.errors import InvalidRequest, Overloaded
+from contracts.request import GenerationRequest
+from contracts.worker import WorkerLoad
+from engine.commit import Committer, News
+from engine.config import EngineConfig
+from engine.execution.interface import ModelRunner, SampledToken, ScheduledBatch, ScheduledRequest
+from engine.kv.cache_manager import KVCacheManager
+from engine.kv.lease import KVLease, LeaseError
+from engine.limits import EngineLimits
+from engine.output import EngineStats, Progress, Retained, StepOutput
+from engine.request import Request
+from engine.roster import Roster
+from engine.scheduling.scheduler import Scheduler, Share
+
+__all__ = ["Engine", "EngineStats", "KVLease", "OnStarted", "Progress", "Retained", "StepOutput"]
+
+OnStarted = Callable[[tuple[str, ...]], None]
+
+
+class EngineStuck(RuntimeError):
+    """Requests wait, no block is lent out, and yet nothing can run: a programming error."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    started_s: float
+    news: News
+    shares: tuple[Share, ...]
+    num_preempted: int
+
+
+class Engine:
+    """Owns the scheduler, the KV books and every request between admit/adopt and its last delta."""
+
+    def __init__(self, runner: ModelRunner, config: EngineConfig, clock: Clock) -> None:
+        self.clock = clock
+        self._runner = runner
+        self._config = config.scheduler
+        layout = runner.layout
+        self._limits = EngineLimits(runner.vocab_size, runner.max_model_len, runner.num_blocks, layout)
+        caching = self._config.enable_prefix_caching
+        self._kv = KVCacheManager(runner.num_blocks, layout.block_size, layout.hash_seed, enable_prefix_caching=caching)
+        self._scheduler = Scheduler(self._config, self._kv)
+        self._roster = Roster()
+        self._committer = Committer(self._scheduler, self._kv, self._roster, runner.eos_token_ids)
+        self._reserved: set[KVLease] = set()
+        self._retained: set[KVLease] = set()
+        self._num_arrived = 0
+        self._num_steps = 0
+
+    def admit(self, request: GenerationRequest, *, retain_kv: bool = False) -> None:
+        """Take a request whose KV is to be computed here; an answer that began elsewhere goes on at its next token.
+
+        With `retain_kv` it makes one token, then leaves in StepOutput.retained with its lease (unless that token ended it).
+        Raises InvalidRequest (malformed, id in use, could never fit) and Overloaded (queue full).
+        """
+        self._limits.check(request, retain_kv=retain_kv)
+        self._roster.check_new(request.request_id)
+        if self._scheduler.num_waiting >= self._config.max_waiting:
+            raise Overloaded(f"{self._scheduler.num_waiting} requests wait, the queue takes {self._config.max_waiting}")
+        self._enter(Request(request, self.clock.now(), self._next_order(request), retain_kv=retain_kv))
+
+    def reserve(self, request_id: str, num_tokens: int, block_hashes: tuple[bytes, ...]) -> KVLease | None:
+        """Room for `num_tokens` tokens of KV from elsewhere, or None while there is none.
+
+        The first `lease.num_cached_tokens` tokens are here already and must not be written. The caller gives the lease to
+        `adopt` or `release`. Raises InvalidRequest when it could never fit.
+        """
+        if num_tokens < 1:
+            raise InvalidRequest("num_tokens", num_tokens, "must be at least 1")
+        self._limits.check_fits("num_tokens", num_tokens, num_tokens)
+        if not self._scheduler.has_room_for_reservation(num_tokens, len(self._reserved)):
+            return None
+        lease = self._kv.lease(request_id, num_tokens, block_hashes, num_tokens)
+        if lease is not None:
+            self._reserved.add(lease)
+        return lease
+
+    def adopt(self, request: GenerationRequest, lease: KVLease, num_computed_tokens: int) -> None:
+        """Go on with a request whose first `num_computed_tokens` tokens' KV is in `lease`, which is the engine's from now on.
+
+        Raises InvalidRequest (malformed, id in use, could never fit); then the lease is still the caller's.
+        """
+        if lease not in self._reserved:
+            raise LeaseError(f"the lease of {lease.holder} is not reserved here")
+        self._limits.check(request, retain_kv=False)
+        self._roster.check_new(request.request_id)
+        most = min(len(lease.block_ids) * self._kv.block_size, request.num_tokens - 1)
+        if not lease.num_cached_tokens <= num_computed_tokens <= most:
+            allowed = f"must be from {lease.num_cached_tokens} to {most}"
+            raise InvalidRequest("num_computed_tokens", num_computed_tokens, allowed)
+        self._reserved.remove(lease)
+        record = Request(request, self.clock.now(), self._next_order(request))
+        record.adopted = True
+        record.start(lease, num_computed_tokens)
+        self._committer.publish(record)
+        self._enter(record)
+
+    def abort(self, request_id: str) -> bool:
+        """Forget a request and free its blocks, without a delta. False if it is not (or no longer) here."""
+        request = self._roster.find(request_id)
+        if request is not None:
+            self._committer.drop(request)
+        return request is not None
+
+    def release(self, lease: KVLease) -> None:
+        """Give back a lease from `reserve` or StepOutput.retained. LeaseError for any other, or the second time."""
+        if lease not in self._reserved | self._retained:
+            raise LeaseError(f"the lease of {lease.holder} is not lent out by this engine")
+        self._reserved.discard(lease)
+        self._retained.discard(lease)
+        lease.release()
+
+    def step(self, on_started: OnStarted | None = None) -> StepOutput:
+        """Compute once and tell what came of it. `on_started` hears, before the computing, which retaining requests begin."""
+        plan = self._schedule(on_started)
+        sampled, runner_s = self._execute(plan.shares)
+        self._commit(plan, sampled)
+        return self._output(plan, runner_s)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is here; reserved and retained leases are not work."""
+        return len(self._roster) > 0
+
+    def next_deadline_s(self) -> float | None:
+        """The instant of the engine's clock at which `step` must be called again even if nothing can run."""
+        return self._roster.next_deadline_s()
+
+    def load(self) -> WorkerLoad:
+        """How busy the engine is; the state is the door's to fill in."""
+        return WorkerLoad(
+            num_waiting=self._scheduler.num_waiting,
+            num_running=self._scheduler.num_running,
+            num_queued_tokens=self._scheduler.num_queued_tokens,
+            kv_usage=self._kv.usage,
+        )
+
+    def stats(self) -> EngineStats:
+        """Counters since the start."""
+        return EngineStats(
+            num_steps=self._num_steps,
+            num_preemptions=self._scheduler.num_preemptions,
+            num_prefix_queried_tokens=self._kv.num_queried_tokens,
+            num_prefix_hit_tokens=self._kv.num_hit_tokens,
+        )
+
+    def block_hashes(self, token_ids: Sequence[int]) -> tuple[bytes, ...]:
+        """The chained hashes of the full blocks of `token_ids`, equal on every worker with the same layout."""
+        return self._kv.hasher.chain(token_ids)
+
+    def check_integrity(self) -> None:
+        """Raise a RuntimeError unless free + cached + leased is all blocks and every lease has exactly one owner."""
+        self._kv.check_integrity()
+        owned = [*self._roster.leases(), *self._reserved, *self._retained]
+        if len(owned) != len(set(owned)) or set(owned) != self._kv.living_leases():
+            raise LeaseError(f"{len(self._kv.living_leases())} leases live, {len(owned)} have an owner")
+
+    def _next_order(self, request: GenerationRequest) -> tuple[int, int]:
+        self._num_arrived += 1
+        return (request.priority if self._config.policy == "priority" else 0, self._num_arrived)
+
+    def _enter(self, request: Request) -> None:
+        self._roster.enter(request)
+        self._scheduler.add(request)
+
+    def _schedule(self, on_started: OnStarted | None) -> _Plan:
+        now_s, news, num_preemptions = self.clock.now(), News(), self._scheduler.num_preemptions
+        self._committer.expire(news, now_s)
+        plan = _Plan(now_s, news, self._scheduler.schedule(), self._scheduler.num_preemptions - num_preemptions)
+        if self.has_work and not (plan.shares or plan.num_preempted or self._reserved or self._retained):
+            raise EngineStuck(f"{self._scheduler.num_waiting} requests wait and nothing can run")
+        started = [share.request for share in plan.shares if share.request.started_s is None]
+        for request in started:
+            request.begin(now_s)
+        if on_started is not None and (retaining := tuple(r.request_id for r in started if r.retain_kv)):
+            on_started(retaining)
+        return plan
+
+    def _execute(self, shares: tuple[Share, ...]) -> tuple[tuple[SampledToken, ...], float]:
+        if not shares:
+            return (), 0.0
+        batch = ScheduledBatch(tuple(_scheduled(share) for share in shares))
+        started_s = self.clock.now()
+        sampled = self._runner.execute(batch)
+        return sampled, self.clock.now() - started_s
+
+    def _commit(self, plan: _Plan, sampled: tuple[SampledToken, ...]) -> None:
+        self._committer.commit(plan.news, plan.shares, sampled, self.clock.now())
+        self._retained.update(retained.lease for retained in plan.news.retained)
+        self._num_steps += 1
+
+    def _output(self, plan: _Plan, runner_s: float) -> StepOutput:
+        return StepOutput(
+            deltas=tuple(plan.news.deltas),
+            progress=tuple(plan.news.progress),
+            retained=tuple(plan.news.retained),
+            num_scheduled_requests=len(plan.shares),
+            num_scheduled_tokens=sum(share.num_tokens for share in plan.shares),
+            num_preempted=plan.num_preempted,
+            step_s=self.clock.now() - plan.started_s,
+            runner_s=runner_s,
+        )
+
+
+def _scheduled(share: Share) -> ScheduledRequest:
+    request = share.request
+    return ScheduledRequest(
+        request_id=request.request_id,
+        token_ids=request.token_ids,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_computed_tokens=request.num_computed_tokens,
+        num_scheduled_tokens=share.num_tokens,
+        block_ids=request.lease.block_ids,
+        sampling=request.sampling,
+    )
