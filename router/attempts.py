@@ -1,0 +1,262 @@
+"""One attempt at a request: on a decode worker alone, or over both pools with a hand-off between.
+
+    Alone       generate ──▶ tokens … finish
+
+    HandOver    PREFILLING ──first token──▶ SENDING ──handed_off, or tokens of decode──▶ DECODING ──finish──▶ over
+                     │ finish: over             │ handoff_failed ──▶ another decode worker, new hand-off id, SENDING
+                     │                          │ decode lost ──▶ wait for the prefill worker's verdict, then as above
+                     └ prefill lost             └ prefill lost
+                              └───────────┬──────────┘                              │ decode lost
+                                          ▼                                         ▼
+                              the attempt fails; the flow makes another from the tokens so far
+
+An attempt yields deltas as they come and raises DiptychError when it cannot go on. However it ends, also by the client
+leaving, both legs are cancelled before `deltas` returns. Does not know retries, text or clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+
+from contracts.clock import Clock
+from contracts.errors import DeadlineExceeded, DiptychError, InternalError, Unavailable, WorkerLost
+from contracts.request import TokenDelta
+from contracts.worker import WorkerInfo, WorkerKind
+from router.choice import Chooser
+from router.config import RetryConfig
+from router.exchange import Route
+from router.legs import (
+    DecodeLost,
+    DecodeTokens,
+    Event,
+    HandedOff,
+    HandoffFailed,
+    Inbox,
+    PrefillEnded,
+    PrefillTokens,
+    Target,
+    TimeUp,
+)
+from router.pools import Claim, Pools
+from router.progress import Progress, as_exception
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What every attempt works with. `new_id` makes ids that are unique for ever."""
+
+    pools: Pools
+    chooser: Chooser
+    clock: Clock
+    retry: RetryConfig
+    new_id: Callable[[], str]
+
+
+class Alarms:
+    """Timers of one attempt that ring in its inbox. Owns their tasks; `cancel` ends them."""
+
+    def __init__(self, clock: Clock, inbox: Inbox) -> None:
+        self._clock = clock
+        self._inbox = inbox
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def set(self, delay_s: float, error: DiptychError) -> None:
+        """Put TimeUp(error) into the inbox after `delay_s`."""
+        self._tasks.append(asyncio.ensure_future(self._ring(delay_s, error)))
+
+    def cancel(self) -> None:
+        """None of them rings any more."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _ring(self, delay_s: float, error: DiptychError) -> None:
+        await self._clock.sleep(delay_s)
+        self._inbox.put_nowait(TimeUp(error))
+
+
+class Alone:
+    """Runs the request on one decode worker, prefill included."""
+
+    def __init__(self, means: Means, progress: Progress, decode: WorkerInfo) -> None:
+        self._means = means
+        self._progress = progress
+        self._decode = decode
+
+    async def deltas(self) -> AsyncGenerator[TokenDelta, None]:
+        """See the module."""
+        inbox: Inbox = asyncio.Queue()
+        alarms = Alarms(self._means.clock, inbox)
+        request = self._progress.request(self._means.new_id())
+        session = self._means.pools.session(self._decode.ref)
+        claim = Claim(self._means.pools, self._decode.ref, request.num_tokens)
+        try:
+            alarms.set(self._progress.time_left_s, _deadline())
+            session.generate(request, inbox)
+            self._progress.departed(Route.COLOCATED)
+            while True:
+                match await inbox.get():
+                    case DecodeTokens(delta):
+                        claim.computed()
+                        if delta.error is not None:
+                            self._progress.avoid.add(self._decode.ref)
+                        yield delta
+                    case DecodeLost(_, error):
+                        self._progress.avoid.add(self._decode.ref)
+                        raise error
+                    case TimeUp(error):
+                        raise error
+                    case event:
+                        raise InternalError(f"{type(event).__name__} came to a request that runs alone")
+        finally:
+            session.cancel(request.request_id)
+            claim.release()
+            alarms.cancel()
+
+
+class HandOver:
+    """Runs the request over a prefill and a decode worker. Drawn above."""
+
+    def __init__(self, means: Means, progress: Progress, prefill: WorkerInfo, decode: WorkerInfo) -> None:
+        self._means = means
+        self._progress = progress
+        self._prefill = prefill
+        self._inbox: Inbox = asyncio.Queue()
+        self._alarms = Alarms(means.clock, self._inbox)
+        self._leg = means.pools.prefill_leg(prefill.ref, self._inbox)
+        self._target = Target(means.new_id(), decode)
+        self._decode_claim: Claim | None = None
+        self._first_came = False
+        self._committed = False
+        self._decode_error: DiptychError | None = None
+        self._early: list[TokenDelta] = []  # of decode, before the first token came over the other connection
+
+    async def deltas(self) -> AsyncGenerator[TokenDelta, None]:
+        """See the module."""
+        request = self._progress.request(self._means.new_id())
+        claim = Claim(self._means.pools, self._prefill.ref, request.num_tokens)
+        try:
+            self._alarms.set(self._progress.time_left_s, _deadline())
+            self._attach()
+            self._leg.start(request, self._target)
+            self._progress.departed(Route.DISAGGREGATED)
+            while True:
+                event = await self._inbox.get()
+                for delta in self._on(event):
+                    yield delta
+                if self._first_came:
+                    claim.computed()
+                if self._committed:
+                    claim.release()
+        finally:
+            self._leg.cancel()
+            self._detach()
+            claim.release()
+            self._alarms.cancel()
+
+    def _on(self, event: Event) -> Sequence[TokenDelta]:
+        """One event; the deltas that may be passed on because of it."""
+        match event:
+            case PrefillTokens(delta):
+                return self._on_first(delta)
+            case DecodeTokens(delta):
+                return self._on_decode(delta)
+            case HandedOff():
+                self._on_handed_off(event)
+            case HandoffFailed():
+                self._on_handoff_failed(event)
+            case PrefillEnded(error):
+                self._on_prefill_ended(error)
+            case DecodeLost(handoff_id, error):
+                if handoff_id == self._target.handoff_id:
+                    self._on_decode_failed(error)
+            case TimeUp(error):
+                raise error
+        return ()
+
+    def _on_first(self, delta: TokenDelta) -> Sequence[TokenDelta]:
+        self._first_came = True
+        if delta.error is not None:
+            self._progress.avoid.add(self._prefill.ref)
+        early, self._early = self._early, []
+        return (delta, *early)
+
+    def _on_decode(self, delta: TokenDelta) -> Sequence[TokenDelta]:
+        if delta.request_id != self._target.handoff_id:
+            return ()  # of a hand-off that was given up
+        if delta.error is not None:
+            self._on_decode_failed(as_exception(delta.error))
+            return ()
+        self._committed = True
+        if self._first_came:
+            return (delta,)
+        self._early.append(delta)
+        return ()
+
+    def _on_handed_off(self, event: HandedOff) -> None:
+        if event.handoff_id != self._target.handoff_id:
+            raise InternalError(f"hand-off {event.handoff_id} succeeded, which is not the one that was asked for")
+        self._committed = True
+        self._progress.handoff = event.stats
+        self._progress.stages = self._progress.stages.merged(event.stages)
+        if self._decode_error is not None:
+            raise self._decode_error
+
+    def _on_prefill_ended(self, error: DiptychError | None) -> None:
+        if self._committed:  # decode has all it needs
+            return
+        if isinstance(error, WorkerLost):
+            self._means.pools.suspect(self._prefill.ref)
+        self._progress.avoid.add(self._prefill.ref)
+        raise error or InternalError(f"prefill worker {self._prefill.ref.worker_id} ended the call without an outcome")
+
+    def _on_decode_failed(self, error: DiptychError) -> None:
+        self._progress.avoid.add(self._target.decode.ref)
+        if self._committed:
+            raise error
+        if self._decode_error is None:
+            # The KV is still at the prefill worker, which will notice too; a second push is cheaper than a second prefill.
+            self._decode_error = error
+            self._alarms.set(self._means.retry.handoff_verdict_s, error)
+
+    def _on_handoff_failed(self, event: HandoffFailed) -> None:
+        """Aim at another decode worker, or at the same again when there is no other. Raises when that was tried enough."""
+        if event.handoff_id != self._target.handoff_id:
+            return
+        progress = self._progress
+        progress.avoid.add(self._target.decode.ref)
+        progress.num_handoff_failures += 1
+        error = as_exception(event.error)
+        if progress.num_handoff_failures > self._means.retry.max_handoff_failures:
+            raise error
+        progress.fail(error)
+        decode = self._means.chooser.choose(WorkerKind.DECODE, progress.job, progress.avoid)
+        if decode is None:
+            raise Unavailable(f"no decode worker is ready to take the hand-off: {error.message}")
+        self._detach()
+        self._target = Target(self._means.new_id(), decode)
+        self._decode_error = None
+        self._alarms.cancel()
+        self._alarms.set(progress.time_left_s, _deadline())
+        self._attach()
+        self._leg.retarget(self._target)
+
+    def _attach(self) -> None:
+        ref = self._target.decode.ref
+        session = self._means.pools.session(ref)
+        self._decode_claim = Claim(self._means.pools, ref, 0)
+        session.attach(self._target.handoff_id, self._progress.time_left_s, self._inbox)
+
+    def _detach(self) -> None:
+        claim, self._decode_claim = self._decode_claim, None
+        if claim is None:
+            return
+        session = self._means.pools.find_session(self._target.decode.ref)
+        if session is not None:
+            session.cancel(self._target.handoff_id)
+        claim.release()
+
+
+def _deadline() -> DiptychError:
+    return DeadlineExceeded("the request's time ran out")

@@ -1,0 +1,35 @@
+"""The choice of a worker for one request: each pool's policy over the candidates, those that failed it already last.
+
+Does not know what the worker will be asked to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+
+from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
+from router.policies import Policy, Query
+from router.pools import Pools
+from router.progress import Job
+
+
+class Chooser:
+    """Owns one policy per pool."""
+
+    def __init__(self, pools: Pools, policies: Mapping[WorkerKind, Policy]) -> None:
+        self._pools = pools
+        self._policies = dict(policies)
+
+    def choose(self, kind: WorkerKind, job: Job, avoid: AbstractSet[WorkerRef]) -> WorkerInfo | None:
+        """A worker of this pool, None when none is ready. One to avoid is taken only when there is no other."""
+        candidates = self._pools.candidates(kind)
+        preferred = [c for c in candidates if c.info.ref not in avoid] or candidates
+        if not preferred:
+            return None
+        return self._policies[kind].choose(preferred, Query(job.prompt_token_ids)).info
+
+    def has_other(self, avoid: AbstractSet[WorkerRef]) -> bool:
+        """Whether a ready worker is left that has not failed this request."""
+        everyone = [c for kind in WorkerKind for c in self._pools.candidates(kind)]
+        return any(c.info.ref not in avoid for c in everyone)

@@ -1,0 +1,107 @@
+"""What a front hands in and what it gets back, whatever its transport: an Ask, then Pieces, the last with an Ending.
+
+Does not know HTTP, gRPC, workers or how an answer is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from contracts.request import FinishReason, TokenLogprob
+from contracts.sampling import SamplingParams
+from observability.stages import HandoffStats, StageTimes
+from router.chat_template import Conversation
+
+
+class Route(StrEnum):
+    """The way of a request through the pools."""
+
+    DISAGGREGATED = "disaggregated"
+    COLOCATED = "colocated"
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """Text, tokenised as it is; BOS is added where the model's tokenizer adds one, unless told not to."""
+
+    text: str
+    add_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """Token ids, taken as they are."""
+
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation for the model's template, which brings its special tokens itself."""
+
+    conversation: Conversation
+    add_special_tokens: bool = False
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One prompt and how to answer it.
+
+    With `fill_context`, sampling.max_tokens is not the client's and is set to what the context leaves. `model` empty takes
+    the only one. `route` None lets the router choose. `include_stop` keeps a stop string in the text. Lower `priority`
+    runs first.
+    """
+
+    request_id: str
+    prompt: Prompt
+    sampling: SamplingParams
+    model: str = ""
+    fill_context: bool = False
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    priority: int = 0
+    route: Route | None = None
+    timeout_s: float | None = None
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one request; `cached_tokens` are prompt tokens found in a prefix cache."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an answer ended: `stop` is the stop string or stop token id that did it, if one did."""
+
+    reason: FinishReason
+    stop: str | int | None
+    usage: Usage
+    stages: StageTimes
+    handoff: HandoffStats | None
+    route: Route
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """New text and tokens since the last piece.
+
+    Text may lag behind its tokens (half a character, the beginning of a stop string). `logprobs` is empty or as long as
+    `token_ids`. `prompt_token_ids` and `prompt_logprobs` come with the first piece, the latter when asked for.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_token_ids: tuple[int, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    ending: Ending | None = None

@@ -1,0 +1,278 @@
+"""The two legs of a request, as connections: a prefill call per request, and one decode session per worker.
+
+    PrefillLeg     Run(request, target) ──▶ tokens ──▶ handed_off
+                                                   └─▶ handoff_failed ──retarget──▶ …
+    DecodeSession  idle ──first command──▶ open ──broken──▶ idle (all that it carried is told, at once)
+
+Both put events into the inbox of the request they belong to, in the order in which they came; the flow reads that one
+inbox. Cancelling is immediate and needs no await. Does not know what the flow does about an event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import grpc
+
+from contracts.errors import DiptychError, InternalError, WorkerLost
+from contracts.pb.diptych.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, types_pb2
+from contracts.request import ErrorInfo, GenerationRequest, TokenDelta
+from contracts.wire import (
+    delta_from_pb,
+    error_info_from_pb,
+    handoff_stats_from_pb,
+    request_to_pb,
+    stages_from_pb,
+)
+from contracts.wire_handoff import worker_ref_to_pb
+from contracts.worker import WorkerInfo
+from observability.log import get_logger
+from observability.stages import HandoffStats, StageTimes
+from rpc.channel import wait_connected
+from rpc.errors import from_rpc_error
+
+log = get_logger(__name__)
+_Command = TypeVar("_Command")
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTokens:
+    """The first token, or the whole answer if it ended at prefill."""
+
+    delta: TokenDelta
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOff:
+    """The decode worker goes on by itself."""
+
+    handoff_id: str
+    stats: HandoffStats
+    stages: StageTimes
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffFailed:
+    """The prefill worker holds the KV for `hold_s` seconds and waits for another target."""
+
+    handoff_id: str
+    error: ErrorInfo
+    hold_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillEnded:
+    """The call is over; `error` None means that the worker ended it in good order."""
+
+    error: DiptychError | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTokens:
+    """News of one request or hand-off of a decode session."""
+
+    delta: TokenDelta
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLost:
+    """The session that carried this request broke."""
+
+    request_id: str
+    error: DiptychError
+
+
+@dataclass(frozen=True, slots=True)
+class TimeUp:
+    """A timer of the flow fired."""
+
+    error: DiptychError
+
+
+Event = PrefillTokens | HandedOff | HandoffFailed | PrefillEnded | DecodeTokens | DecodeLost | TimeUp
+Inbox = asyncio.Queue[Event]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a prompt's KV shall go."""
+
+    handoff_id: str
+    decode: WorkerInfo
+
+    def as_message(self) -> prefill_pb2.HandoffTarget:
+        """On the wire."""
+        return prefill_pb2.HandoffTarget(
+            handoff_id=self.handoff_id, decode=worker_ref_to_pb(self.decode.ref), address=self.decode.address
+        )
+
+
+class PrefillLeg:
+    """One Prefill.Run call. Owns its task; `cancel` ends both, at any moment, any number of times."""
+
+    def __init__(self, worker: WorkerInfo, channel: grpc.aio.Channel, connect_timeout_s: float, inbox: Inbox) -> None:
+        self._worker = worker
+        self._channel = channel
+        self._connect_timeout_s = connect_timeout_s
+        self._inbox = inbox
+        self._commands: asyncio.Queue[prefill_pb2.PrefillCommand | None] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, request: GenerationRequest, target: Target) -> None:
+        """Send the prompt. Returns at once; what happens comes as events."""
+        run = prefill_pb2.PrefillRun(request=request_to_pb(request), target=target.as_message())
+        self._commands.put_nowait(prefill_pb2.PrefillCommand(run=run))
+        self._task = asyncio.ensure_future(self._drive())
+
+    def retarget(self, target: Target) -> None:
+        """After HandoffFailed: push the KV there instead."""
+        self._commands.put_nowait(prefill_pb2.PrefillCommand(retarget=target.as_message()))
+
+    def cancel(self) -> None:
+        """Abort the request and its hand-off, unless the call is over. No event comes after this."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _drive(self) -> None:
+        name = f"prefill worker {self._worker.ref.worker_id}"
+        call: grpc.aio.StreamStreamCall[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent] | None = None
+        error: DiptychError | None = WorkerLost(f"{name}: the connection was closed")
+        try:
+            await wait_connected(self._channel, self._worker.address, self._connect_timeout_s)
+            call = prefill_pb2_grpc.PrefillStub(self._channel).Run(_drain(self._commands))
+            async for message in call:
+                self._inbox.put_nowait(_prefill_event(message))
+            error = None
+        except grpc.aio.AioRpcError as broken:
+            error = from_rpc_error(broken, name)
+        except DiptychError as broken:
+            error = broken
+        finally:
+            self._commands.put_nowait(None)
+            if call is not None:
+                call.cancel()
+            self._inbox.put_nowait(PrefillEnded(error))
+
+
+class DecodeSession:
+    """The one Decode.Session stream to one life of a decode worker. Owns its task and the table of who hears what."""
+
+    def __init__(
+        self,
+        worker: WorkerInfo,
+        channel: grpc.aio.Channel,
+        connect_timeout_s: float,
+        on_lost: Callable[[WorkerInfo], None],
+    ) -> None:
+        self._worker = worker
+        self._channel = channel
+        self._connect_timeout_s = connect_timeout_s
+        self._on_lost = on_lost
+        self._inboxes: dict[str, Inbox] = {}
+        self._commands: asyncio.Queue[decode_pb2.DecodeCommand | None] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+        self._closed: DiptychError | None = None
+
+    @property
+    def num_carried(self) -> int:
+        """Requests whose end has not come."""
+        return len(self._inboxes)
+
+    def attach(self, handoff_id: str, wait_s: float, inbox: Inbox) -> None:
+        """Follow a hand-off; may be said before the worker knows of it."""
+        command = decode_pb2.DecodeCommand(attach=decode_pb2.Attach(handoff_id=handoff_id, wait_s=wait_s))
+        self._carry(handoff_id, command, inbox)
+
+    def generate(self, request: GenerationRequest, inbox: Inbox) -> None:
+        """Run a request on this worker alone."""
+        command = decode_pb2.DecodeCommand(generate=decode_pb2.GenerateAlone(request=request_to_pb(request)))
+        self._carry(request.request_id, command, inbox)
+
+    def cancel(self, request_id: str) -> None:
+        """Stop it, unless its end has come; its inbox hears nothing more."""
+        if self._inboxes.pop(request_id, None) is not None:
+            self._commands.put_nowait(decode_pb2.DecodeCommand(cancel=decode_pb2.Cancel(request_id=request_id)))
+
+    def close(self, reason: str) -> None:
+        """End the session for good; what it carries, now or later, is told that the worker is lost."""
+        self._closed = WorkerLost(f"decode worker {self._worker.ref.worker_id}: {reason}")
+        self._fail(self._closed)
+        if self._task is not None:
+            self._task.cancel()
+
+    def _carry(self, request_id: str, command: decode_pb2.DecodeCommand, inbox: Inbox) -> None:
+        if self._closed is not None:
+            inbox.put_nowait(DecodeLost(request_id, self._closed))
+            return
+        self._inboxes[request_id] = inbox
+        self._commands.put_nowait(command)
+        if self._task is None:
+            self._task = asyncio.ensure_future(self._drive(self._commands))
+
+    async def _drive(self, commands: asyncio.Queue[decode_pb2.DecodeCommand | None]) -> None:
+        call: grpc.aio.StreamStreamCall[decode_pb2.DecodeCommand, decode_pb2.DecodeBatch] | None = None
+        name = f"decode worker {self._worker.ref.worker_id}"
+        error: DiptychError = WorkerLost(f"{name}: the session ended")
+        try:
+            await wait_connected(self._channel, self._worker.address, self._connect_timeout_s)
+            call = decode_pb2_grpc.DecodeStub(self._channel).Session(_drain(commands))
+            async for batch in call:
+                for delta in batch.deltas:
+                    self._deliver(delta.request_id, delta)
+        except grpc.aio.AioRpcError as broken:
+            error = WorkerLost(from_rpc_error(broken, name).message)
+        except DiptychError as broken:
+            error = broken
+        finally:
+            commands.put_nowait(None)
+            if call is not None:
+                call.cancel()
+            self._commands, self._task = asyncio.Queue(), None
+            self._fail(error)
+            if self._closed is None:
+                self._on_lost(self._worker)
+
+    def _deliver(self, request_id: str, message: types_pb2.TokenDelta) -> None:
+        inbox = self._inboxes.get(request_id)
+        if inbox is None:  # cancelled here while the news was on its way
+            return
+        try:
+            delta = delta_from_pb(message)
+        except DiptychError as error:
+            fault = InternalError(f"decode worker {self._worker.ref.worker_id}: unreadable delta: {error.message}")
+            self.cancel(request_id)
+            inbox.put_nowait(DecodeLost(request_id, fault))
+            return
+        if delta.finish_reason is not None or delta.error is not None:
+            del self._inboxes[request_id]
+        inbox.put_nowait(DecodeTokens(delta))
+
+    def _fail(self, error: DiptychError) -> None:
+        carried, self._inboxes = self._inboxes, {}
+        if carried:
+            log.warning("decode session lost", reason=error.message, carried=len(carried))
+        for request_id, inbox in carried.items():
+            inbox.put_nowait(DecodeLost(request_id, error))
+
+
+def _prefill_event(message: prefill_pb2.PrefillEvent) -> Event:
+    """Raises DiptychError when a message has no event or an unreadable one."""
+    match message.WhichOneof("event"):
+        case "tokens":
+            return PrefillTokens(delta_from_pb(message.tokens))
+        case "handed_off":
+            done = message.handed_off
+            return HandedOff(done.handoff_id, handoff_stats_from_pb(done.stats), stages_from_pb(done.stages))
+        case "handoff_failed":
+            failed = message.handoff_failed
+            return HandoffFailed(failed.handoff_id, error_info_from_pb(failed.error), failed.hold_s)
+        case _:
+            raise InternalError("prefill worker sent an event that is not known here")
+
+
+async def _drain(commands: asyncio.Queue[_Command | None]) -> AsyncIterator[_Command]:
+    while (command := await commands.get()) is not None:
+        yield command

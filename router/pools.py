@@ -1,0 +1,155 @@
+"""The two pools as this router sees them: a connection to every known worker, and what the router has given each.
+
+    registry: JOINED ──▶ peer, connected in advance
+              LEFT   ──▶ peer takes nothing new, is closed when the last claim on it is given back
+              LOST   ──▶ peer closed; everything that it carried hears of it at once
+
+Does not know policies or requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import grpc
+
+from contracts.errors import WorkerLost
+from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
+from observability.log import get_logger
+from router.legs import DecodeSession, Inbox, PrefillLeg
+from router.policies import Candidate
+from router.registry import Change, ChangeKind, Registry
+from rpc.channel import ChannelConfig, open_channel
+
+log = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Peer:
+    """One life of one worker: its channel, its session if it decodes, and the claims on it."""
+
+    info: WorkerInfo
+    channel: grpc.aio.Channel
+    session: DecodeSession
+    num_inflight: int = 0
+    num_inflight_tokens: int = 0
+    leaving: bool = False
+
+
+class Claim:
+    """Says that one request burdens a worker, until `release`; by `num_tokens` until `computed`. Both are idempotent."""
+
+    def __init__(self, pools: Pools, ref: WorkerRef, num_tokens: int) -> None:
+        self._pools = pools
+        self._ref = ref
+        self._num_tokens = num_tokens
+        self._held = True
+        pools.burden(ref, 1, num_tokens)
+
+    def computed(self) -> None:
+        """The prompt's tokens are no work any more."""
+        num_tokens, self._num_tokens = self._num_tokens, 0
+        self._pools.burden(self._ref, 0, -num_tokens)
+
+    def release(self) -> None:
+        """The request burdens the worker no more."""
+        if self._held:
+            self._held = False
+            num_tokens, self._num_tokens = self._num_tokens, 0
+            self._pools.burden(self._ref, -1, -num_tokens)
+
+
+class Pools:
+    """Owns the channels and sessions to all workers of the registry; `close` gives them back."""
+
+    def __init__(self, registry: Registry, config: ChannelConfig) -> None:
+        self._registry = registry
+        self._config = config
+        self._peers: dict[WorkerRef, _Peer] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        registry.subscribe(self._on_change)
+
+    def candidates(self, kind: WorkerKind) -> tuple[Candidate, ...]:
+        """The workers of a pool that take work now."""
+        found = []
+        for worker in self._registry.ready(kind):
+            peer = self._peers.get(worker.info.ref)
+            if peer is not None and not peer.leaving:
+                found.append(Candidate(worker.info, worker.load, peer.num_inflight, peer.num_inflight_tokens))
+        return tuple(found)
+
+    def knows_any(self, kind: WorkerKind) -> bool:
+        """Whether a worker of this pool is known, be it starting, draining or suspect."""
+        return bool(self._registry.workers(kind))
+
+    def session(self, ref: WorkerRef) -> DecodeSession:
+        """The session to a decode worker. Raises WorkerLost when it has gone."""
+        return self._peer(ref).session
+
+    def find_session(self, ref: WorkerRef) -> DecodeSession | None:
+        """The session, or None when the worker has gone."""
+        peer = self._peers.get(ref)
+        return None if peer is None else peer.session
+
+    def prefill_leg(self, ref: WorkerRef, inbox: Inbox) -> PrefillLeg:
+        """A new, not started call to a prefill worker. Raises WorkerLost when it has gone."""
+        peer = self._peer(ref)
+        return PrefillLeg(peer.info, peer.channel, self._config.connect_timeout_s, inbox)
+
+    def suspect(self, ref: WorkerRef) -> None:
+        """A connection to it broke: it gets no more work until it announces itself again."""
+        self._registry.suspect(ref)
+
+    def burden(self, ref: WorkerRef, num_requests: int, num_tokens: int) -> None:
+        """Count what a claim adds or takes; a worker that has gone is not counted."""
+        peer = self._peers.get(ref)
+        if peer is None:
+            return
+        peer.num_inflight += num_requests
+        peer.num_inflight_tokens += num_tokens
+        if peer.leaving and peer.num_inflight == 0:
+            self._drop(ref, "left")
+
+    async def close(self) -> None:
+        """Close every connection. Idempotent."""
+        for ref in list(self._peers):
+            self._drop(ref, "the router stops")
+        await asyncio.gather(*self._closing)
+
+    def _peer(self, ref: WorkerRef) -> _Peer:
+        peer = self._peers.get(ref)
+        if peer is None:
+            raise WorkerLost(f"worker {ref.worker_id}, epoch {ref.epoch}: not known any more")
+        return peer
+
+    def _on_change(self, change: Change) -> None:
+        ref = change.info.ref
+        match change.kind:
+            case ChangeKind.JOINED:
+                self._add(change.info)
+            case ChangeKind.LOST:
+                self._drop(ref, "lost")
+            case ChangeKind.LEFT:
+                peer = self._peers.get(ref)
+                if peer is not None:
+                    peer.leaving = True
+                    self.burden(ref, 0, 0)
+
+    def _add(self, info: WorkerInfo) -> None:
+        channel = open_channel(info.address, self._config)
+        channel.get_state(try_to_connect=True)
+        session = DecodeSession(info, channel, self._config.connect_timeout_s, self._on_session_lost)
+        self._peers[info.ref] = _Peer(info, channel, session)
+
+    def _on_session_lost(self, info: WorkerInfo) -> None:
+        self._registry.suspect(info.ref)
+
+    def _drop(self, ref: WorkerRef, reason: str) -> None:
+        peer = self._peers.pop(ref, None)
+        if peer is None:
+            return
+        peer.session.close(reason)
+        closing = asyncio.ensure_future(peer.channel.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)

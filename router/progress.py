@@ -1,0 +1,155 @@
+"""How far one user's request has come, over all its attempts: tokens, failures, stages, hand-off.
+
+The tokens so far are the truth that a next attempt goes on from: `request` makes the prompt for it, `accept` proves that
+each token comes once and in order. Does not know workers' addresses or connections.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from contracts.clock import Clock
+from contracts.errors import (
+    DeadlineExceeded,
+    DiptychError,
+    ErrorCode,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    RequestCancelled,
+    TransferFailed,
+    WorkerLost,
+)
+from contracts.request import ErrorInfo, FinishReason, GenerationRequest, TokenDelta
+from contracts.sampling import SamplingParams
+from contracts.worker import WorkerRef
+from observability.log import get_logger
+from observability.stages import HandoffStats, StageTimes
+from router.exchange import Route
+
+log = get_logger(__name__)
+_FIELD_GOT = re.compile(r"(?P<field>[\w.]+): got (?P<value>.*), (?P<limit>.+)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One user's request, validated and tokenised. `deadline` is an instant of the router's clock."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    deadline: float
+    route: Route | None = None
+    priority: int = 0
+    traceparent: str = ""
+
+
+class Progress:
+    """One per Job. `num_failures` is what the retry budget is spent on; `avoid` are the workers that failed it."""
+
+    def __init__(self, job: Job, clock: Clock, max_failures: int) -> None:
+        self.job = job
+        self.token_ids: list[int] = []
+        self.stages = StageTimes()
+        self.handoff: HandoffStats | None = None
+        self.route = Route.COLOCATED
+        self.num_cached_tokens = 0
+        self.num_failures = 0
+        self.num_handoff_failures = 0
+        self.avoid: set[WorkerRef] = set()
+        self._clock = clock
+        self._max_failures = max_failures
+        self._started_at = clock.now()
+        self._heard = False  # whether any delta came
+
+    @property
+    def time_left_s(self) -> float:
+        """Seconds to the deadline, not below 0."""
+        return max(0.0, self.job.deadline - self._clock.now())
+
+    def request(self, request_id: str) -> GenerationRequest:
+        """What the next attempt runs: the prompt, the tokens so far, the same seed."""
+        sampling = self.job.sampling
+        if self._heard and sampling.prompt_logprobs is not None:
+            sampling = replace(sampling, prompt_logprobs=None)  # they came with the first delta
+        return GenerationRequest(
+            request_id=request_id,
+            prompt_token_ids=self.job.prompt_token_ids,
+            sampling=sampling,
+            output_token_ids=tuple(self.token_ids),
+            priority=self.job.priority,
+            deadline_s=self.time_left_s,
+            traceparent=self.job.traceparent,
+        )
+
+    def departed(self, route: Route) -> None:
+        """An attempt was sent off; the first one ends the time that routing took."""
+        self.route = route
+        if self.stages.route_s == 0.0:
+            self.stages = replace(self.stages, route_s=self._clock.now() - self._started_at)
+
+    def accept(self, delta: TokenDelta) -> TokenDelta:
+        """Take a delta into the answer. Raises InternalError when tokens are missing or come again.
+
+        Raises what the delta says when it is the end of an attempt by an error.
+        """
+        if delta.error is not None:
+            raise as_exception(delta.error)
+        if delta.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
+            raise WorkerLost(f"the worker ended the request: {delta.finish_reason}")
+        if delta.token_ids and delta.first_index != len(self.token_ids):
+            raise InternalError(f"tokens out of order: expected index {len(self.token_ids)}, got {delta.first_index}")
+        if not self._heard:
+            self.num_cached_tokens = delta.num_cached_tokens
+        self._heard = True
+        self.token_ids.extend(delta.token_ids)
+        if delta.stages is not None:
+            self.stages = self.stages.merged(delta.stages)
+        return delta
+
+    def fail(self, error: DiptychError) -> None:
+        """Count a failure; raise it when another attempt cannot help or the budget is spent."""
+        self.num_failures += 1
+        may_retry = error.retryable or isinstance(error, Overloaded | RequestCancelled)
+        log.warning(
+            "attempt failed",
+            request_id=self.job.request_id,
+            failures=self.num_failures,
+            tokens=len(self.token_ids),
+            code=error.code.value,
+            reason=error.message,
+        )
+        if not may_retry or self.num_failures > self._max_failures:
+            raise error
+
+
+def as_exception(info: ErrorInfo) -> DiptychError:
+    """The error that a worker sent as a value, as an exception of the class that its code stands for."""
+    match info.code:
+        case ErrorCode.INVALID_ARGUMENT:
+            found = _FIELD_GOT.fullmatch(info.message)
+            if found is None:
+                return InvalidRequest("request", "this prompt and its parameters", info.message)
+            return InvalidRequest(found["field"], _Shown(found["value"]), found["limit"])
+        case ErrorCode.RESOURCE_EXHAUSTED:
+            return Overloaded(info.message)
+        case ErrorCode.DEADLINE_EXCEEDED:
+            return DeadlineExceeded(info.message)
+        case ErrorCode.CANCELLED:
+            return RequestCancelled(info.message)
+        case ErrorCode.UNAVAILABLE:
+            return WorkerLost(info.message)
+        case ErrorCode.FAILED_PRECONDITION | ErrorCode.NOT_FOUND:
+            return TransferFailed(info.message)
+        case ErrorCode.INTERNAL:
+            return InternalError(info.message)
+
+
+class _Shown(str):
+    """A value that was rendered already, so that it is not quoted a second time."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
