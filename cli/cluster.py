@@ -174,6 +174,8 @@ def worker_argv(config: ClusterConfig, kind: str, name: str, port: KeptPort, rou
     argv += ["--worker-id", name, "--host", port.host, "--port", str(port.port), "--router", router]
     argv += ["--connector", workers.connector, "--dtype", workers.dtype, "--threads", str(workers.threads)]
     argv += ["--log-level", config.log_level, "--drain-timeout", str(config.drain_timeout_s)]
+    argv += ["--scheduling", workers.scheduling]
+    argv += ["--prefix-caching" if workers.prefix_caching else "--no-prefix-caching"]
     for flag, value in (
         ("--kv-memory", workers.kv_memory_bytes),
         ("--max-model-len", workers.max_model_len),

@@ -63,6 +63,8 @@ class WorkerOptions:
     max_model_len: int | None = None  # tokens
     max_batched_tokens: int | None = None  # tokens a step
     max_seqs: int | None = None  # requests a step
+    scheduling: str = "fcfs"
+    prefix_caching: bool = True
     threads: int = 1
 
 

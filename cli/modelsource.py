@@ -16,5 +16,7 @@ def fetch(model: str, cache_dir: Path | None) -> Path:
 
     Progress is shown on stderr. Raises ConfigError or its ModelLoadError.
     """
+    if Path(model).expanduser().is_dir():
+        return resolve_model(model, cache_dir)  # only looked at, which takes no time
     with working(f"Looking for the model {model}") as say:
         return resolve_model(model, cache_dir, say)

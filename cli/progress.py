@@ -8,6 +8,7 @@ Everything goes to stderr, so that stdout stays the command's result. Does not k
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+PATIENCE_S = 1.0
 TERSE_S = 2.0
 
 
@@ -30,26 +32,41 @@ def working(what: str, console: Console | None = None) -> Iterator[Callable[[str
             yield lambda text: progress.update(task, description=f"{escape(what)}: {escape(text)}")
         return
     say = Lines(what, console)
-    yield say
-    say.finish()
+    try:
+        yield say
+        say.finish()
+    finally:
+        say.close()
 
 
 class Lines:
-    """The same for pipes and logs: a line at the start, one per word on the progress, one at the end if it took long."""
+    """The same for pipes and logs: a line once it takes a while, one per word on the progress, one at the end.
+
+    Owns a timer, which `close` stops; what is over at once leaves no line.
+    """
 
     def __init__(self, what: str, console: Console) -> None:
         self._what = what
         self._console = console
         self._began = time.monotonic()
-        self(f"{what} …", prefix=False)
+        self._timer = threading.Timer(PATIENCE_S, self._print, (f"{what} …",))
+        self._timer.daemon = True
+        self._timer.start()
 
-    def __call__(self, text: str, *, prefix: bool = True) -> None:
+    def __call__(self, text: str) -> None:
         """A word on how far it is."""
-        shown = f"{self._what}: {text}" if prefix else text
-        self._console.print(escape(shown), soft_wrap=True)
+        self._timer.cancel()
+        self._print(f"{self._what}: {text}")
 
     def finish(self) -> None:
         """Say how long it took, if that was long enough to wonder."""
         took_s = time.monotonic() - self._began
         if took_s >= TERSE_S:
             self(f"done in {took_s:.1f} s")
+
+    def close(self) -> None:
+        """Nothing is said any more. Idempotent."""
+        self._timer.cancel()
+
+    def _print(self, text: str) -> None:
+        self._console.print(escape(text), soft_wrap=True)

@@ -107,6 +107,19 @@ exit_with_option = option(
     metavar="PID",
     help="Stop when this process, which must be the parent, ends.",
 )
+scheduling_option = option(
+    "--scheduling",
+    section="Memory and batching",
+    type=click.Choice(["fcfs", "priority"]),
+    default="fcfs",
+    help="Who runs first: first come first served, or the lowest priority number.",
+)
+prefix_caching_option = option(
+    "--prefix-caching/--no-prefix-caching",
+    section="Memory and batching",
+    default=True,
+    help="Keep the KV of old prompts to serve the beginnings of new ones.",
+)
 
 
 def run_service(

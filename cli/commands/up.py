@@ -46,6 +46,8 @@ class UpFlags(TypedDict):
     kv_memory: int
     max_batched_tokens: int | None
     max_seqs: int | None
+    scheduling: str
+    prefix_caching: bool
     host: str
     http_port: int
     grpc_port: int
@@ -90,6 +92,8 @@ OPTIONS = (
     flags.kv_memory_option("512MiB", "KV memory of each worker."),
     flags.max_batched_tokens_option,
     flags.max_seqs_option,
+    flags.scheduling_option,
+    flags.prefix_caching_option,
     option("--host", section="Addresses", default="127.0.0.1", help="Where the router listens; 0.0.0.0 is everywhere."),
     option("--http-port", section="Addresses", type=PORT, default=8000, help="OpenAI API; 0 takes a free port."),
     option("--grpc-port", section="Addresses", type=PORT, default=50051, help="gRPC API; 0 takes a free port."),
@@ -123,6 +127,8 @@ def cluster_config(given: UpFlags, model_dir: Path) -> ClusterConfig:
         max_model_len=given["max_model_len"],
         max_batched_tokens=given["max_batched_tokens"],
         max_seqs=given["max_seqs"],
+        scheduling=given["scheduling"],
+        prefix_caching=given["prefix_caching"],
         threads=threads,
     )
     return ClusterConfig(

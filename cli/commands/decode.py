@@ -1,0 +1,48 @@
+"""`diptych decode`: one decode worker process, from flags to `decode_service`. Does not know what the worker does."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+import click
+from decode_service.config import DecodeConfig
+
+from cli.commands import flags, workerflags
+from cli.commands.workerflags import WorkerFlags
+from cli.options import SectionedCommand, apply
+
+
+def decode_config(given: WorkerFlags) -> DecodeConfig:
+    """The worker that these flags describe. Raises ConfigError for flags that contradict each other."""
+    scheduler = workerflags.scheduler_config(given)
+    return DecodeConfig(
+        worker_id=workerflags.worker_id(given, "decode"),
+        model_name=workerflags.served_name(given),
+        model=workerflags.runtime_config(given, scheduler),
+        scheduler=scheduler,
+        kv_memory_bytes=given["kv_memory"],
+        connectors=workerflags.connectors(given),
+        network=workerflags.network_config(given),
+        server=workerflags.server_config(given),
+        routers=given["router"],
+        lifecycle=workerflags.lifecycle_config(given),
+        metrics_host=given["host"],
+        metrics_port=given["metrics_port"],
+    )
+
+
+@click.command("decode", cls=SectionedCommand)
+@click.pass_context
+def decode(ctx: click.Context, /, **given: Unpack[WorkerFlags]) -> None:
+    """Run one decode worker. It takes KV from prefill workers and writes answers; it
+    can also do both alone. It announces itself to routers.
+
+    `diptych up` starts workers for you.
+    """
+    config = decode_config(given)
+    from decode_service.main import serve  # the process that computes imports torch
+
+    ctx.exit(flags.run_service("decode", given["log_level"], given["exit_with"], lambda: serve(config)))
+
+
+apply(workerflags.OPTIONS, decode)

@@ -1,0 +1,143 @@
+"""Flags of one worker process, the same for both pools, and the configurations they describe. Does not know the pools."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypedDict
+
+import click
+
+from cli.commands import flags
+from cli.options import ADDRESS, PORT, Decorated, option
+from engine.build import ModelRuntimeConfig
+from engine.config import SchedulerConfig, SchedulingPolicy
+from engine.models.store import model_name
+from kv_transfer.choose import AUTO, NetworkConfig
+from rpc.lifecycle import LifecycleConfig
+from rpc.server import ServerConfig, has_port
+
+
+class WorkerFlags(TypedDict):
+    """What click hands over, checked by the options below."""
+
+    model: Path
+    served_name: str | None
+    dtype: str
+    max_model_len: int | None
+    worker_id: str | None
+    router: tuple[str, ...]
+    connector: str
+    threads: int | None
+    kv_memory: int | None
+    max_batched_tokens: int | None
+    max_seqs: int | None
+    scheduling: SchedulingPolicy
+    prefix_caching: bool
+    host: str
+    port: int
+    advertise: str
+    metrics_port: int | None
+    drain_timeout: float
+    exit_with: int | None
+    log_level: str
+
+
+OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
+    flags.model_dir_option,
+    flags.served_name_option,
+    flags.dtype_option,
+    flags.max_model_len_option,
+    option(
+        "--router",
+        section="Cluster",
+        multiple=True,
+        type=ADDRESS,
+        metavar="HOST:PORT",
+        help="gRPC address of a router to announce to; may be given several times.",
+    ),
+    option(
+        "--worker-id",
+        section="Cluster",
+        metavar="NAME",
+        help="Name of this worker, unlike any other's. [default: made of pool, host and process id]",
+    ),
+    flags.connector_option,
+    option(
+        "--threads",
+        section="Cluster",
+        type=click.IntRange(1, 1024),
+        metavar="N",
+        help="Compute threads. [default: all cores]",
+    ),
+    flags.kv_memory_option(None, "KV memory. [default: measured, half of what is free]"),
+    flags.max_batched_tokens_option,
+    flags.max_seqs_option,
+    flags.scheduling_option,
+    flags.prefix_caching_option,
+    option("--host", section="Addresses", default="127.0.0.1", help="Where to listen; 0.0.0.0 is everywhere."),
+    option("--port", section="Addresses", type=PORT, default=0, help="gRPC port; 0 takes a free one."),
+    flags.advertise_option,
+    option("--metrics-port", section="Addresses", type=PORT, help="Serve Prometheus metrics there. [default: nowhere]"),
+    flags.drain_timeout_option,
+    flags.exit_with_option,
+    flags.log_level_option,
+)
+
+
+def worker_id(given: WorkerFlags, pool: str) -> str:
+    """The name given, or one that no other worker has."""
+    return given["worker_id"] or f"{pool}-{socket.gethostname()}-{os.getpid()}"
+
+
+def served_name(given: WorkerFlags) -> str:
+    """The name given, or the directory's."""
+    return given["served_name"] or model_name(given["model"])
+
+
+def scheduler_config(given: WorkerFlags) -> SchedulerConfig:
+    """What was given; limits that were not stay the engine's own, but let each request of a step have a token."""
+    base = SchedulerConfig()
+    max_seqs = given["max_seqs"] or base.max_num_seqs
+    return SchedulerConfig(
+        max_num_batched_tokens=given["max_batched_tokens"] or max(base.max_num_batched_tokens, max_seqs),
+        max_num_seqs=max_seqs,
+        policy=given["scheduling"],
+        enable_prefix_caching=given["prefix_caching"],
+    )
+
+
+def runtime_config(given: WorkerFlags, scheduler: SchedulerConfig) -> ModelRuntimeConfig:
+    """How the model is run, for the largest step of `scheduler`."""
+    return ModelRuntimeConfig(
+        model_dir=given["model"],
+        dtype=given["dtype"],
+        max_model_len=given["max_model_len"],
+        threads=given["threads"],
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        max_num_seqs=scheduler.max_num_seqs,
+    )
+
+
+def connectors(given: WorkerFlags) -> tuple[str, ...]:
+    """Kinds of connectors, as `kv_transfer.choose` wants them."""
+    return (AUTO,) if given["connector"] == "auto" else (given["connector"],)
+
+
+def network_config(given: WorkerFlags) -> NetworkConfig:
+    """The tcp connector listens and is advertised where the gRPC server is, on a port of its own."""
+    advertise = given["advertise"]
+    host = advertise.rpartition(":")[0] if has_port(advertise) else advertise
+    return NetworkConfig(bind_host=given["host"], advertise_host=host or None)
+
+
+def server_config(given: WorkerFlags) -> ServerConfig:
+    """Where gRPC listens and is advertised."""
+    return ServerConfig(host=given["host"], port=given["port"], advertise=given["advertise"])
+
+
+def lifecycle_config(given: WorkerFlags) -> LifecycleConfig:
+    """How long draining may take."""
+    return LifecycleConfig(drain_limit_s=given["drain_timeout"])

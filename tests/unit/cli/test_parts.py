@@ -1,0 +1,160 @@
+"""The small parts of the command: sizes, ports, prompts from files, the demo's sums and comparisons."""
+
+import math
+import socket
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli.cluster import router_argv, worker_argv
+from cli.commands.doctor import examine
+from cli.config import ClusterConfig, WorkerOptions, default_threads, usable_cores
+from cli.demo.asking import Answer
+from cli.demo.questions import QUESTIONS
+from cli.demo.report import differences, percentile
+from cli.doctor.finding import Level
+from cli.main import ROOT
+from cli.options import ADDRESS, SIZE
+from cli.ports import keep_port
+from cli.prompts import from_file
+from contracts.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("1", 1), ("512MiB", 512 * 2**20), ("2 GiB", 2 * 2**30), ("1.5kb", 1500), ("0.5KiB", 512), ("7B", 7)],
+)
+def test_sizes(text, num_bytes):
+    assert SIZE.convert(text, None, None) == num_bytes
+
+
+@given(st.text(max_size=12))
+def test_a_size_is_a_positive_number_or_a_complaint(text):
+    try:
+        assert SIZE.convert(text, None, None) >= 1
+    except click.BadParameter as error:
+        assert repr(text) in error.message
+
+
+@pytest.mark.parametrize("text", ["h:1", "[::1]:50051", "10.0.0.1:65535"])
+def test_addresses(text):
+    assert ADDRESS.convert(text, None, None) == text
+
+
+@pytest.mark.parametrize("text", ["", "h", ":1", "h:", "h:0", "h:65536", "::1:5", "h:x", "h:-1"])
+def test_no_addresses(text):
+    with pytest.raises(click.BadParameter):
+        ADDRESS.convert(text, None, None)
+
+
+def test_a_kept_port_can_be_listened_on_beside_and_is_given_back():
+    kept = keep_port("127.0.0.1", 0, "--http-port")
+    for _ in range(2):  # as by a child, and by the child that follows it
+        with socket.socket() as child:
+            child.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            child.bind(("127.0.0.1", kept.port))
+            child.listen()
+    kept.release()
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", kept.port))
+
+
+def test_a_busy_port_is_refused_by_its_option():
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"--grpc-port: {port} is in use"):
+            keep_port("127.0.0.1", port, "--grpc-port")
+
+
+def test_prompts_from_files(tmp_path):
+    text = tmp_path / "p.txt"
+    text.write_text("one\n\ntwo\n")
+    assert from_file(text, chat=False) == ["one", "two"]
+    lines = tmp_path / "p.jsonl"
+    lines.write_text('{"prompt": "one"}\n{"messages": [{"role": "user", "content": "two"}]}\n')
+    plain, conversation = from_file(lines, chat=False)
+    assert plain == "one"
+    assert conversation.messages[0].content == "two"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("p.txt", b"", "no prompts"),
+        ("p.txt", b"a\n\xff\n", "not UTF-8 at byte 2"),
+        ("p.jsonl", b'{"prompt": "a"}\n{"prompt": 1}\n', "p.jsonl:2"),
+        ("p.jsonl", b'{"promt": "a"}\n', "promt"),
+        ("p.jsonl", b"{}\n", 'either "prompt" or "messages"'),
+        ("p.jsonl", b"hello\n", "p.jsonl:1"),
+    ],
+)
+def test_bad_prompt_files_are_named_with_their_line(tmp_path, name, content, complaint):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        from_file(path, chat=False)
+    assert complaint in caught.value.message
+    assert "--file" in caught.value.message
+
+
+@given(st.lists(st.floats(0, 1e3), min_size=1), st.floats(0.01, 1))
+def test_a_percentile_is_a_value_that_covers_its_share(values, share):
+    value = percentile(values, share)
+    assert value in values
+    assert sum(v <= value for v in values) >= share * len(values) - 1e-6
+
+
+def test_the_percentile_of_nothing_is_not_a_number():
+    assert math.isnan(percentile([], 0.5))
+
+
+def answer(*token_ids):
+    return Answer(QUESTIONS[0], "", token_ids, 1, 0.0, (), None)
+
+
+def test_differences_name_the_first_place():
+    ours = [answer(1, 2, 3), answer(1, 2), answer(7)]
+    theirs = [answer(1, 2, 3), answer(1, 3), answer(7, 8)]
+    second, third = differences(ours, theirs)
+    assert second == "question 2: token 1 is 2 disaggregated and 3 colocated"
+    assert third == "question 3: token 1 is the end disaggregated and 8 colocated"
+
+
+def test_threads_are_divided_over_workers():
+    assert default_threads(1) == usable_cores()
+    assert default_threads(10_000) == 1
+
+
+def test_children_are_started_with_flags_that_their_commands_know(tmp_path):
+    config = ClusterConfig(
+        model_dir=tmp_path,
+        model_name="m",
+        policy="round_robin",
+        workers=WorkerOptions(max_model_len=64, max_batched_tokens=32, max_seqs=4),
+    )
+    port = keep_port("127.0.0.1", 0, "--http-port")
+    try:
+        lines = [router_argv(config, port, port)]
+        lines += [worker_argv(config, kind, f"{kind}-0", port, "127.0.0.1:1") for kind in ("prefill", "decode")]
+        for line in lines:
+            command = line[line.index("cli") + 1]
+            known = ROOT.get_command(None, command)
+            known.make_context(command, list(line[line.index("cli") + 2 :]))  # raises for what it does not know
+    finally:
+        port.release()
+
+
+def test_a_check_of_the_doctor_that_fails_is_a_finding(monkeypatch):
+    def check_the_moon():
+        raise OSError("too far")
+        yield
+
+    monkeypatch.setattr("cli.commands.doctor.CHECKS", (check_the_moon,))
+    (finding,) = examine()
+    assert finding.level is Level.BROKEN
+    assert finding.subject == "the moon"
+    assert "too far" in finding.fact
