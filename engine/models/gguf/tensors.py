@@ -34,12 +34,12 @@ def check_quants(file: GGUFFile) -> None:
             )
 
 
-def stored_dtype(file: GGUFFile) -> str:
-    """ "bfloat16" for a file of BF16 matrices and for one that would take over FLOAT32_LIMIT_BYTES, else "float32"."""
+def stored_dtype(file: GGUFFile, float32_limit_bytes: int = FLOAT32_LIMIT_BYTES) -> str:
+    """What `convert` stores weights in: bfloat16 for BF16 matrices and for what takes more than the limit in float32."""
     if all(t.quant.name == "BF16" for t in file.tensors.values() if len(t.shape) > 1):
         return "bfloat16"
     float32_bytes = sum(math.prod(t.shape) for t in file.tensors.values()) * _BYTES["float32"]
-    return "float32" if float32_bytes <= FLOAT32_LIMIT_BYTES else "bfloat16"
+    return "float32" if float32_bytes <= float32_limit_bytes else "bfloat16"
 
 
 def dequantised(tensor: GGUFTensor) -> npt.NDArray[np.float32]:
