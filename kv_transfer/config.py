@@ -1,0 +1,49 @@
+"""What the operator may set about hand-offs. Times in seconds. Reads no environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from contracts.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class SenderConfig:
+    """The prefill side's patience."""
+
+    reserve_timeout_s: float = 10.0  # how long to ask for room before the hand-off fails with NoRoom
+    reserve_backoff_s: float = 0.01  # first pause between two askings; doubles
+    max_backoff_s: float = 0.25
+    call_timeout_s: float = 5.0  # one message and its answer
+    commit_timeout_s: float = 10.0  # how long a commit is repeated when no answer comes
+    write_timeout_s: float = 10.0  # one write of at most max_write_bytes
+    renew_every_s: float = 2.0
+    max_write_bytes: int = 64 << 20  # bounds how long an abort waits for a copy
+
+    def __post_init__(self) -> None:
+        for name in ("reserve_timeout_s", "call_timeout_s", "commit_timeout_s", "write_timeout_s", "renew_every_s"):
+            _positive(name, getattr(self, name))
+        _positive("reserve_backoff_s", self.reserve_backoff_s)
+        if self.max_backoff_s < self.reserve_backoff_s:
+            raise ConfigError(f"max_backoff_s: got {self.max_backoff_s}, must be at least reserve_backoff_s")
+        _positive("max_write_bytes", self.max_write_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverConfig:
+    """The decode side's patience."""
+
+    lease_s: float = 10.0  # room is kept so long without a renewal
+    sweep_every_s: float = 0.25  # how often leases are looked at
+    quiesce_poll_s: float = 0.01  # first pause before a closed window is asked again; doubles to sweep_every_s
+    retry_after_s: float = 0.02  # said with NoRoom
+    max_remembered: int = 65_536  # finished hand-offs whose late messages are answered as before
+
+    def __post_init__(self) -> None:
+        for name in ("lease_s", "sweep_every_s", "quiesce_poll_s", "retry_after_s", "max_remembered"):
+            _positive(name, getattr(self, name))
+
+
+def _positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise ConfigError(f"{name}: got {value}, must be above 0")

@@ -1,0 +1,115 @@
+"""Who a worker is, and its standing connections to decode workers: one Connect per pair and life, one connector chosen.
+
+    get(peer, decode) ──▶ Connect (layouts, epochs) ──▶ best connector that both have and that reaches ──▶ Link
+    drop(link)        ──▶ the next get asks anew, for instance after a transfer failed
+
+Owns the farewells (Abort messages) that outlive their hand-off; `close` waits for them. Does not know hand-off states.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from contracts.clock import Clock
+from contracts.errors import DiptychError, StaleEpoch
+from contracts.kv_layout import KVLayout
+from contracts.ticket import AbortRequest, ConnectRequest
+from contracts.worker import ConnectorAddress, WorkerRef
+from kv_transfer.choose import reach
+from kv_transfer.connector import Connector
+from kv_transfer.endings import until_done, within
+from kv_transfer.peer import HandoffPeer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One worker's half of every pair: who it is, its KV memory's layout, and its connectors, which expose that memory."""
+
+    ref: WorkerRef
+    layout: KVLayout
+    connectors: Sequence[Connector]
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Link:
+    """An agreed pair: `connector` reaches the decode worker's KV memory at `address`."""
+
+    decode: WorkerRef
+    connector: Connector
+    address: ConnectorAddress
+
+    @property
+    def kind(self) -> str:
+        """The connector's kind, for logs and measures."""
+        return self.connector.capabilities.kind
+
+
+class Links:
+    """All links of one prefill worker. Used from one event loop."""
+
+    def __init__(self, side: Side, call_timeout_s: float = 5.0) -> None:
+        self.side = side
+        self._call_timeout_s = call_timeout_s
+        self._links: dict[WorkerRef, asyncio.Task[Link]] = {}
+        self._farewells: set[asyncio.Task[None]] = set()
+
+    async def get(self, peer: HandoffPeer, decode: WorkerRef) -> Link:
+        """The link to this life of a decode worker, made if need be.
+
+        Raises LayoutMismatch, StaleEpoch, TransferFailed (no connector reaches it), Unavailable (nobody answers) or
+        TimeoutError; a failure is not remembered.
+        """
+        task = self._links.get(decode)
+        if task is None:
+            task = asyncio.ensure_future(self._connect(peer, decode))
+            self._links[decode] = task
+            task.add_done_callback(lambda ended: self._forget_failure(decode, ended))
+        return await asyncio.shield(task)
+
+    def drop(self, link: Link) -> None:
+        """Forget a link that failed, so that the next `get` makes a new one."""
+        task = self._links.get(link.decode)
+        if task is not None and task.done() and task.result() is link:
+            del self._links[link.decode]
+
+    def tell(self, peer: HandoffPeer, farewell: AbortRequest) -> None:
+        """Send an Abort in the background: the decode side's lease covers for it if it is lost."""
+        task = asyncio.ensure_future(self._tell(peer, farewell))
+        self._farewells.add(task)
+        task.add_done_callback(self._farewells.discard)
+
+    async def close(self) -> None:
+        """Wait for farewells and connection attempts under way; each is bounded by the call timeout. Idempotent."""
+        for task in (*self._farewells, *self._links.values()):
+            await until_done(task)
+        self._links.clear()
+
+    def _forget_failure(self, decode: WorkerRef, ended: asyncio.Task[Link]) -> None:
+        failed = ended.cancelled() or ended.exception() is not None
+        if failed and self._links.get(decode) is ended:
+            del self._links[decode]
+
+    async def _connect(self, peer: HandoffPeer, decode: WorkerRef) -> Link:
+        request = ConnectRequest(self.side.ref, decode, self.side.layout)
+        answer = await within(self.side.clock, self._call_timeout_s, peer.connect(request))
+        if answer.decode != decode:
+            raise StaleEpoch(decode.worker_id, decode.epoch, answer.decode.epoch)
+        connector, address = await reach(self.side.connectors, answer.connectors, decode.worker_id)
+        return Link(decode, connector, address)
+
+    async def _tell(self, peer: HandoffPeer, farewell: AbortRequest) -> None:
+        try:
+            await within(self.side.clock, self._call_timeout_s, peer.abort(farewell))
+        except (DiptychError, TimeoutError) as error:
+            logger.info(
+                "hand-off %s: %s was not told of the abort (%s); its lease will end by itself",
+                farewell.handoff_id,
+                farewell.decode.worker_id,
+                error,
+            )

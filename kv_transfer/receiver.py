@@ -1,0 +1,236 @@
+"""The decode side of all hand-offs of one worker: grants room, keeps leases, commits, drains.
+
+    connect ─▶ reserve ─▶ renew … ─▶ commit ─▶ engine           states of each: `handoff.TARGET_TABLE`, driven by `incoming.py`
+                       └─▶ abort, lease ran out, prefill restarted ─▶ DRAINING ─▶ blocks back in the pool
+
+A HandoffPeer: used directly within one process, behind gRPC between two. Every message must name both current lives
+(epochs); a newer life of a prefill worker ends the hand-offs of its older ones. Finished ids are remembered (bounded), so
+that late and repeated messages are answered and harm nothing. Does not know gRPC, the engine or how bytes travel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic
+
+from contracts.errors import (
+    DiptychError,
+    HandoffError,
+    InternalError,
+    NoRoom,
+    RequestCancelled,
+    StaleEpoch,
+    UnknownHandoff,
+)
+from contracts.kv_layout import check_same_layout
+from contracts.ticket import (
+    AbortRequest,
+    ConnectRequest,
+    ConnectResponse,
+    Grant,
+    RenewRequest,
+    RenewResponse,
+    ReserveRequest,
+    Ticket,
+)
+from contracts.worker import WorkerRef
+from kv_transfer.blocks import block_ranges
+from kv_transfer.config import ReceiverConfig
+from kv_transfer.connector import ByteRange, Connector
+from kv_transfer.endings import report, until_done
+from kv_transfer.handoff import TargetEvent, TargetState
+from kv_transfer.incoming import Incoming, OutcomeT, Reservation, Surroundings
+from kv_transfer.links import Side
+from kv_transfer.memory import Bounded, Lives
+from kv_transfer.pool import HandoffEvents, KVPool, LeaseT
+
+logger = logging.getLogger(__name__)
+
+MAX_PEERS = 4096  # prefill workers whose newest epoch is remembered
+OnFatal = Callable[[BaseException], None]
+
+
+class Receiver(Generic[LeaseT]):
+    """See the module. `on_fatal` gets an exception that is a fault of ours: the worker must not go on."""
+
+    def __init__(
+        self, side: Side, pool: KVPool[LeaseT], events: HandoffEvents, config: ReceiverConfig, on_fatal: OnFatal
+    ) -> None:
+        self._side = side
+        self._pool = pool
+        self._events = events
+        self._config = config
+        self._on_fatal = on_fatal
+        self._around = Surroundings(pool, side.clock, config, side.layout, self._ended, on_fatal)
+        self._asking: dict[str, asyncio.Task[Grant]] = {}
+        self._live: dict[str, Incoming[LeaseT]] = {}
+        self._finished: Bounded[OutcomeT] = Bounded(config.max_remembered)
+        self._lives = Lives(side.ref, MAX_PEERS)
+        self._sweep: asyncio.Task[None] | None = None
+        self._draining = False
+
+    def start(self) -> None:
+        """Begin to end leases that run out. Called once, in the event loop that carries the messages."""
+        self._sweep = asyncio.ensure_future(self._sweep_leases())
+        report(self._sweep, self._on_fatal)
+
+    async def connect(self, request: ConnectRequest) -> ConnectResponse:
+        """See HandoffPeer."""
+        self._check_lives(request.prefill, request.decode)
+        check_same_layout(self._side.layout, request.layout)
+        return ConnectResponse(self._side.ref, tuple(c.address() for c in self._side.connectors))
+
+    async def reserve(self, request: ReserveRequest) -> Grant:
+        """See HandoffPeer. UnknownHandoff for an id that has ended; HandoffError while this worker drains."""
+        self._check_lives(request.prefill, request.decode)
+        handoff_id = request.handoff_id
+        live = self._live.get(handoff_id)
+        if live is not None:
+            if live.reservation.request != request:
+                raise HandoffError(f"hand-off {handoff_id} was reserved with other facts")
+            if live.state is not TargetState.RESERVED:
+                raise UnknownHandoff(f"hand-off {handoff_id} is {live.state} already")
+            live.renew()
+            return live.reservation.grant
+        if self._finished.get(handoff_id) is not None:
+            raise UnknownHandoff(f"hand-off {handoff_id} has ended")
+        if self._draining:
+            raise HandoffError(f"{self._side.ref.worker_id} is draining")
+        asking = self._asking.get(handoff_id)
+        if asking is None:
+            asking = asyncio.ensure_future(self._take(request))
+            self._asking[handoff_id] = asking
+            report(asking, self._on_fatal)
+        return await asyncio.shield(asking)
+
+    async def commit(self, ticket: Ticket) -> int:
+        """See HandoffPeer."""
+        self._check_lives(ticket.prefill, ticket.decode)
+        live = self._live.get(ticket.handoff_id)
+        if live is not None:
+            return await live.commit(ticket)
+        outcome = self._finished.get(ticket.handoff_id)
+        if outcome is None:
+            raise UnknownHandoff(f"hand-off {ticket.handoff_id} is not known here")
+        if isinstance(outcome, int):
+            return outcome
+        raise outcome
+
+    async def abort(self, request: AbortRequest) -> None:
+        """See HandoffPeer. An id that is not known is remembered: a Reserve that comes after its Abort gets nothing."""
+        self._check_lives(request.prefill, request.decode)
+        cause = RequestCancelled(f"given up by {request.prefill.worker_id}: {request.reason}")
+        live = self._live.get(request.handoff_id)
+        if live is not None:
+            live.end(TargetEvent.ABORTED, cause)
+        elif self._finished.get(request.handoff_id) is None:
+            self._finished.put(request.handoff_id, cause)
+
+    async def renew(self, request: RenewRequest) -> RenewResponse:
+        """See HandoffPeer. Adopted hand-offs are not lost; they need no lease any more."""
+        self._check_lives(request.prefill, request.decode)
+        lost = tuple(handoff_id for handoff_id in request.handoff_ids if not self._renewed(handoff_id))
+        return RenewResponse(lost, self._config.lease_s)
+
+    def counts(self) -> Mapping[TargetState, int]:
+        """Hand-offs that hold a lease, by state."""
+        return Counter(live.state for live in self._live.values())
+
+    async def drain(self) -> None:
+        """Grant nothing new; return when no hand-off holds a lease any more."""
+        self._draining = True
+        while self._asking or self._live:
+            await self._side.clock.sleep(self._config.quiesce_poll_s)
+
+    async def close(self) -> None:
+        """End everything now. Blocks that a stopped writer may still touch are left fenced, and said so in the log."""
+        self._draining = True
+        if self._sweep is not None:
+            self._sweep.cancel()
+            await until_done(self._sweep)
+        for asking in tuple(self._asking.values()):
+            await until_done(asking)
+        for live in tuple(self._live.values()):
+            live.end(TargetEvent.ABORTED, RequestCancelled(f"{self._side.ref.worker_id} goes down"))
+            live.hurry()
+            if live.task is not None:
+                await until_done(live.task)
+
+    def _check_lives(self, prefill: WorkerRef, decode: WorkerRef) -> None:
+        if self._lives.check(prefill, decode):
+            for live in tuple(self._live.values()):
+                before = live.reservation.request.prefill
+                if before.worker_id == prefill.worker_id and before.epoch < prefill.epoch:
+                    cause = StaleEpoch(prefill.worker_id, prefill.epoch, before.epoch)
+                    live.end(TargetEvent.PEER_RESTARTED, cause)
+
+    async def _take(self, request: ReserveRequest) -> Grant:
+        """Ask the engine for room. Whatever has changed meanwhile (an abort, a restart) is looked at before granting."""
+        try:
+            lease = await self._pool.reserve(request.handoff_id, request.num_tokens, request.block_hashes)
+        finally:
+            del self._asking[request.handoff_id]
+        if lease is None:
+            raise NoRoom(f"no room for {request.num_tokens} tokens", self._config.retry_after_s)
+        try:
+            self._check_lives(request.prefill, request.decode)
+            if self._finished.get(request.handoff_id) is not None:
+                raise UnknownHandoff(f"hand-off {request.handoff_id} has ended")
+            first = lease.num_cached_tokens // self._side.layout.block_size
+            windows = open_windows(self._side.connectors, block_ranges(lease.block_ids[first:], self._side.layout))
+        except DiptychError:
+            await self._pool.release(lease)  # no key has left this process
+            raise
+        grant = Grant(
+            handoff_id=request.handoff_id,
+            decode=self._side.ref,
+            block_ids=tuple(lease.block_ids),
+            num_cached_tokens=lease.num_cached_tokens,
+            lease_s=self._config.lease_s,
+            windows=tuple((connector.address(), key) for connector, key in windows),
+        )
+        self._live[request.handoff_id] = Incoming(Reservation(request, grant, lease, windows), self._around)
+        return grant
+
+    def _renewed(self, handoff_id: str) -> bool:
+        live = self._live.get(handoff_id)
+        if live is not None:
+            return live.renew()
+        return handoff_id in self._asking or isinstance(self._finished.get(handoff_id), int)
+
+    async def _sweep_leases(self) -> None:
+        while True:
+            await self._side.clock.sleep(self._config.sweep_every_s)
+            now = self._side.clock.now()
+            for handoff_id, live in tuple(self._live.items()):
+                if live.deadline_s <= now and live.state in (TargetState.RESERVED, TargetState.RECEIVING):
+                    logger.warning("hand-off %s: its lease ran out in state %s", handoff_id, live.state)
+                    live.end(TargetEvent.EXPIRED, UnknownHandoff(f"the lease of {handoff_id} ran out"))
+
+    def _ended(self, live: Incoming[LeaseT]) -> None:
+        handoff_id = live.reservation.request.handoff_id
+        outcome = live.outcome
+        if outcome is None:
+            raise InternalError(f"hand-off {handoff_id} ended without an outcome")
+        del self._live[handoff_id]
+        self._finished.put(handoff_id, outcome)
+        if isinstance(outcome, DiptychError):
+            self._events.on_lost(handoff_id, outcome)
+        elif live.ticket is not None:
+            self._events.on_adopted(live.ticket)
+
+
+def open_windows(connectors: Sequence[Connector], ranges: Sequence[ByteRange]) -> tuple[tuple[Connector, int], ...]:
+    """A window over `ranges` on each connector, all or none; NoRoom when a connector has no window left."""
+    opened: list[tuple[Connector, int]] = []
+    try:
+        for connector in connectors:
+            opened.append((connector, connector.open_window(ranges)))
+    except DiptychError:
+        for connector, key in opened:
+            connector.close_window(key)
+        raise
+    return tuple(opened)

@@ -1,0 +1,261 @@
+"""The prefill side of one hand-off: gets room, pushes blocks while later chunks compute, commits.
+
+    start() ──▶ Reserve, again while there is no room ──▶ blocks of advance(…) as they are finished ──▶ finish(result): the
+    rest and the ticket ──▶ HandoffStats          abort(reason), a failure or a lost lease: DRAINING, then Abort to the peer
+
+States are `handoff.SOURCE_TABLE`. One Sender is one hand-off id: to re-target, make another over the same blocks. After
+`finish` or `abort` has returned or raised, no write is under way and the source blocks are the caller's alone. Owns no
+blocks. Does not know the engine, gRPC or who chose the peer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from contracts.errors import (
+    DeadlineExceeded,
+    DiptychError,
+    HandoffError,
+    InternalError,
+    NoRoom,
+    RequestCancelled,
+    TransferFailed,
+    Unavailable,
+    UnknownHandoff,
+)
+from contracts.request import GenerationRequest, TokenLogprob
+from contracts.ticket import AbortRequest, Grant, RenewRequest, ReserveRequest, Ticket
+from contracts.worker import WorkerRef
+from kv_transfer.blocks import Pusher
+from kv_transfer.config import SenderConfig
+from kv_transfer.endings import run_to_end, until_done, within
+from kv_transfer.handoff import SOURCE_TABLE, SourceAction, SourceEvent, SourceState, step
+from kv_transfer.links import Link, Links
+from kv_transfer.peer import HandoffPeer
+from observability.stages import HandoffStats, StageTimes
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+NO_ANSWER = (Unavailable, DeadlineExceeded, TimeoutError)
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffFacts:
+    """What is known about a hand-off before its prompt is computed.
+
+    `num_tokens` are the tokens whose KV will be pushed: all that are known when the first chunk is scheduled.
+    """
+
+    handoff_id: str
+    decode: WorkerRef
+    num_tokens: int
+    block_hashes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillResult:
+    """What prefill made: the ticket's content beside what the sender knows itself.
+
+    `request.output_token_ids` ends with the token sampled here; `block_ids` are the source blocks in order.
+    """
+
+    request: GenerationRequest
+    block_ids: tuple[int, ...]
+    num_cached_tokens: int = 0
+    first_token_logprob: TokenLogprob | None = None
+    stages: StageTimes = field(default_factory=StageTimes)
+
+
+class Sender:
+    """One hand-off, seen from prefill. `start`, `advance` and the rest are called from one event loop."""
+
+    def __init__(self, facts: HandoffFacts, peer: HandoffPeer, links: Links, config: SenderConfig) -> None:
+        self._facts = facts
+        self._peer = peer
+        self._links = links
+        self._config = config
+        self._clock = links.side.clock
+        self._state = SourceState.COMPUTING
+        self._pusher = Pusher(links.side, facts.num_tokens, config)
+        self._result: asyncio.Future[PrefillResult] | None = None
+        self._work: asyncio.Task[HandoffStats] | None = None
+        self._ending: asyncio.Task[HandoffStats] | None = None
+        self._cause: DiptychError | None = None  # why the work was cancelled
+
+    @property
+    def state(self) -> SourceState:
+        """Where the hand-off is."""
+        return self._state
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended without a commit: `finish` will raise, so a caller may re-target early."""
+        return self._ending is not None and self._ending.done() and self._ending.exception() is not None
+
+    def start(self) -> None:
+        """Ask for room and begin to push. Called once, when the request's first chunk is scheduled."""
+        if self._work is not None or self._state is not SourceState.COMPUTING:
+            raise InternalError(f"hand-off {self._facts.handoff_id}: started twice or after its end")
+        self._result = asyncio.get_running_loop().create_future()
+        self._work = asyncio.ensure_future(self._run(self._result))
+        self._ending = asyncio.ensure_future(self._settle(self._work))
+        # Seen here, so that a hand-off which fails while its prompt still computes is not reported as unobserved.
+        self._ending.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+
+    def advance(self, num_computed_tokens: int, block_ids: Sequence[int]) -> None:
+        """The KV of the first `num_computed_tokens` tokens is finished, in these source blocks: full ones may travel."""
+        self._pusher.advance(num_computed_tokens, block_ids)
+
+    async def finish(self, result: PrefillResult) -> HandoffStats:
+        """Push what is left, commit, and say what was moved.
+
+        Raises a HandoffError, an InvalidRequest of the decode side, or RequestCancelled after `abort`. Cancelling the
+        caller aborts the hand-off first. Called once.
+        """
+        if self._ending is None or self._result is None:
+            raise InternalError(f"hand-off {self._facts.handoff_id}: finished before it was started")
+        if not self._ending.done():
+            if result.request.num_tokens - 1 != self._facts.num_tokens:
+                raise InternalError(
+                    f"hand-off {self._facts.handoff_id}: {result.request.num_tokens} tokens after a first one, "
+                    f"but {self._facts.num_tokens} were reserved"
+                )
+            self._pusher.finish(result.block_ids)
+            self._result.set_result(result)
+        return await run_to_end(self._ending, lambda: self._give_up(RequestCancelled("the hand-off's caller has left")))
+
+    async def abort(self, reason: str) -> None:
+        """Give the hand-off up; when this returns no write is under way. Harmless after its end, idempotent."""
+        if self._ending is None:
+            self._on(SourceEvent.ABORTED)
+            return
+        self._give_up(RequestCancelled(reason))
+        await until_done(self._ending)
+
+    def _give_up(self, cause: DiptychError) -> None:
+        if self._work is not None and not self._work.done() and self._cause is None:
+            self._cause = cause
+            self._work.cancel()
+
+    def _on(self, event: SourceEvent) -> tuple[SourceAction, ...]:
+        self._state, actions = step(SOURCE_TABLE, self._state, event)
+        if SourceAction.TELL_PEER in actions and self._work is not None:
+            reason = self._cause.message if self._cause is not None else "the hand-off failed"
+            farewell = AbortRequest(self._facts.handoff_id, self._links.side.ref, self._facts.decode, reason)
+            self._links.tell(self._peer, farewell)
+        return actions
+
+    async def _settle(self, work: asyncio.Task[HandoffStats]) -> HandoffStats:
+        """Drive the table to RELEASED whatever became of the work. The work awaits its writes, so its end is quiescence."""
+        try:
+            stats = await run_to_end(work, work.cancel)
+        except (DiptychError, asyncio.CancelledError) as error:
+            if self._cause is None and isinstance(error, DiptychError):
+                self._cause = error
+            aborted = self._cause is None or isinstance(self._cause, RequestCancelled)
+            self._end(SourceEvent.ABORTED if aborted else SourceEvent.FAILED)
+            if self._cause is None:  # the loop itself goes down
+                raise
+            logger.info("hand-off %s failed: %s", self._facts.handoff_id, self._cause.message)
+            raise self._cause from error
+        except BaseException:  # a fault of ours: the blocks are safe all the same
+            self._end(SourceEvent.FAILED)
+            raise
+        self._on(SourceEvent.COMMITTED)
+        return stats
+
+    def _end(self, event: SourceEvent) -> None:
+        self._on(event)
+        if self._state is SourceState.DRAINING:
+            self._on(SourceEvent.QUIESCED)
+
+    async def _run(self, result: asyncio.Future[PrefillResult]) -> HandoffStats:
+        deadline = self._clock.now() + self._config.reserve_timeout_s
+        link = await self._until_answer(lambda: self._links.get(self._peer, self._facts.decode), deadline)
+        facts = self._facts
+        request = ReserveRequest(
+            facts.handoff_id, self._links.side.ref, facts.decode, facts.num_tokens, facts.block_hashes
+        )
+        grant = await self._until_answer(lambda: self._call(self._peer.reserve(request)), deadline)
+        self._on(SourceEvent.GRANTED)
+        heartbeat = asyncio.ensure_future(self._keep_lease(self._clock.now() + grant.lease_s))
+        try:
+            return await self._send(link, grant, result)
+        finally:
+            heartbeat.cancel()
+            await until_done(heartbeat)
+
+    async def _send(self, link: Link, grant: Grant, result: asyncio.Future[PrefillResult]) -> HandoffStats:
+        try:
+            stats = await self._pusher.push(link, grant)
+        except TransferFailed:
+            self._links.drop(link)
+            raise
+        ticket = self._ticket(await asyncio.shield(result), stats)
+        deadline = self._clock.now() + self._config.commit_timeout_s
+        await self._until_answer(lambda: self._call(self._peer.commit(ticket)), deadline)
+        return stats
+
+    def _ticket(self, result: PrefillResult, stats: HandoffStats) -> Ticket:
+        stages = replace(result.stages, transfer_s=result.stages.transfer_s + stats.exposed_s)
+        return Ticket(
+            handoff_id=self._facts.handoff_id,
+            prefill=self._links.side.ref,
+            decode=self._facts.decode,
+            layout=self._links.side.layout,
+            request=replace(result.request, request_id=self._facts.handoff_id),
+            num_computed_tokens=self._facts.num_tokens,
+            num_cached_tokens=result.num_cached_tokens,
+            block_hashes=self._facts.block_hashes,
+            first_token_logprob=result.first_token_logprob,
+            stages=stages,
+        )
+
+    async def _call(self, message: Coroutine[None, None, T]) -> T:
+        return await within(self._clock, self._config.call_timeout_s, message)
+
+    async def _until_answer(self, ask: Callable[[], Coroutine[None, None, T]], deadline_s: float) -> T:
+        """Ask again while there is no room or no answer, until the deadline. Every other error is the answer."""
+        pause_s = self._config.reserve_backoff_s
+        while True:
+            failure: HandoffError
+            wait_s = pause_s
+            try:
+                return await ask()
+            except NoRoom as error:
+                failure = error
+                wait_s = max(pause_s, error.retry_after_s)
+            except NO_ANSWER as error:
+                failure = TransferFailed(f"{self._facts.decode.worker_id} does not answer: {error}")
+            if self._clock.now() + wait_s > deadline_s:
+                raise failure
+            await self._clock.sleep(wait_s)
+            pause_s = min(2 * pause_s, self._config.max_backoff_s)
+
+    async def _keep_lease(self, deadline_s: float) -> None:
+        """Renew until cancelled; a lease that is lost, or cannot be renewed in time, ends the work."""
+        facts = self._facts
+        request = RenewRequest(self._links.side.ref, facts.decode, (facts.handoff_id,))
+        while True:
+            await self._clock.sleep(self._config.renew_every_s)
+            asked_at = self._clock.now()
+            try:
+                answer = await self._call(self._peer.renew(request))
+            except NO_ANSWER as error:
+                if self._clock.now() < deadline_s:
+                    logger.info("hand-off %s: lease not renewed yet: %s", facts.handoff_id, error)
+                    continue
+                self._give_up(TransferFailed(f"the lease at {facts.decode.worker_id} ran out: {error}"))
+                return
+            except DiptychError as error:
+                self._give_up(error)
+                return
+            if facts.handoff_id in answer.lost_handoff_ids:
+                self._give_up(UnknownHandoff(f"{facts.decode.worker_id} does not hold {facts.handoff_id} any more"))
+                return
+            deadline_s = asked_at + answer.lease_s

@@ -1,0 +1,132 @@
+"""The `tcp` connector's wire: what a source sends and a target answers, and the limits that a stranger meets.
+
+    source ── HELLO ──▶ target        source ── WRITE header, ranges, the bytes ──▶ target       (many on one connection)
+           ◀── HELLO ──                      ◀── ACK status ──
+
+All little-endian. A frame that is not one of these, or claims more than the region holds, ends its connection. Frames from
+an honest source are acknowledged also when they are refused: their bytes are read and thrown away, so that the connection
+stays in step. Does not know sockets' options, threads or windows.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from select import POLLIN, POLLRDHUP, poll
+
+from contracts.errors import TransferFailed
+from kv_transfer.connector import ByteRange
+
+HELLO = b"DIPTTCP\x01"
+MAX_RANGES = 65_536  # of one frame: 1 MiB of header
+_WRITE_MAGIC = 0x4B565752
+_ACK_MAGIC = 0x4B564143
+_HEADER = struct.Struct("<IIQQ")  # magic, number of ranges, key, bytes that follow the ranges
+_ACK = struct.Struct("<II")
+ACK_BYTES = _ACK.size
+HEADER_BYTES = _HEADER.size
+RANGE_BYTES = 16
+_MAX_BUFFERS = 512  # per system call; IOV_MAX is 1024
+
+
+class Status(IntEnum):
+    """How a write ended at the target."""
+
+    LANDED = 0
+    CLOSED = 1  # no such window, or closed before the last byte
+    OUTSIDE = 2  # some bytes were aimed outside the window
+
+
+class BadFrame(OSError):
+    """The other side does not speak this protocol, or is too slow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What precedes a write's bytes."""
+
+    num_ranges: int
+    key: int
+    num_bytes: int
+
+
+def pack_write(key: int, ranges: Sequence[ByteRange]) -> bytes:
+    """Header and ranges of a frame."""
+    flat = [number for one in ranges for number in (one.offset, one.length)]
+    total = sum(one.length for one in ranges)
+    return _HEADER.pack(_WRITE_MAGIC, len(ranges), key, total) + struct.pack(f"<{len(flat)}Q", *flat)
+
+
+def unpack_header(raw: bytes | bytearray, region_bytes: int) -> Header:
+    """BadFrame when it is none, or beyond the limits."""
+    magic, num_ranges, key, num_bytes = _HEADER.unpack(raw)
+    if magic != _WRITE_MAGIC:
+        raise BadFrame("not a write frame")
+    if num_ranges > MAX_RANGES or num_bytes > region_bytes:
+        raise BadFrame(f"a frame of {num_ranges} ranges and {num_bytes} bytes is beyond all limits")
+    return Header(num_ranges, key, num_bytes)
+
+
+def unpack_ranges(raw: bytes | bytearray, header: Header) -> tuple[ByteRange, ...]:
+    """The ranges of a frame; BadFrame when they do not add up to its bytes."""
+    flat = struct.unpack(f"<{2 * header.num_ranges}Q", raw)
+    ranges = tuple(ByteRange(*pair) for pair in zip(flat[::2], flat[1::2], strict=True))
+    if sum(one.length for one in ranges) != header.num_bytes:
+        raise BadFrame("the ranges of a frame do not add up")
+    return ranges
+
+
+def pack_ack(status: Status) -> bytes:
+    """The answer to a write."""
+    return _ACK.pack(_ACK_MAGIC, status)
+
+
+def check_ack(raw: bytes | bytearray) -> None:
+    """TransferFailed unless all bytes landed."""
+    magic, status = _ACK.unpack(raw)
+    if magic != _ACK_MAGIC:
+        raise BadFrame("not an acknowledgement")
+    if status == Status.OUTSIDE:
+        raise TransferFailed("refused: bytes outside the window")
+    if status != Status.LANDED:
+        raise TransferFailed("refused: the window is closed")
+
+
+def wait_readable(sock: socket.socket, timeout_s: float | None) -> bool:
+    """Whether bytes (or the end) came within the time; None waits for ever, 0 not at all."""
+    waiter = poll()
+    waiter.register(sock, POLLIN | POLLRDHUP)
+    return bool(waiter.poll(None if timeout_s is None else timeout_s * 1000))
+
+
+def receive_exactly(sock: socket.socket, num_bytes: int, timeout_s: float) -> bytearray:
+    """So many bytes, all within `timeout_s` (a trickle does not prolong it); BadFrame or OSError otherwise."""
+    data = bytearray(num_bytes)
+    view = memoryview(data)
+    deadline = time.monotonic() + timeout_s
+    got = 0
+    while got < num_bytes:
+        if not wait_readable(sock, max(0.0, deadline - time.monotonic())):
+            raise BadFrame(f"nothing more within {timeout_s:g} s")
+        n = sock.recv_into(view[got:])
+        if n == 0:
+            raise BadFrame("the connection ended")
+        got += n
+    return data
+
+
+def send_all(sock: socket.socket, buffers: Sequence[memoryview]) -> None:
+    """Send every byte with few system calls and no copy here; each call within the socket's own timeout."""
+    at = 0
+    rest = list(buffers)
+    while at < len(rest):
+        sent = sock.sendmsg(rest[at : at + _MAX_BUFFERS])
+        while at < len(rest) and sent >= len(rest[at]):
+            sent -= len(rest[at])
+            at += 1
+        if at < len(rest):
+            rest[at] = rest[at][sent:]
