@@ -25,7 +25,7 @@ from contracts.clock import Clock
 from contracts.errors import DiptychError, InvalidRequest, RequestCancelled, UnknownHandoff
 from contracts.request import FinishReason, TokenDelta
 from contracts.wire import error_info
-from decode_service.session import Session
+from decode_service.session import RouterSession
 from observability.log import get_logger
 
 log = get_logger(__name__)
@@ -55,7 +55,7 @@ class Answer:
 
     request_id: str
     state: AnswerState
-    session: Session | None
+    session: RouterSession | None
     deadline: float | None  # on the book's clock; None while streaming
     buffered: list[TokenDelta] = field(default_factory=list)
 
@@ -68,20 +68,26 @@ class AnswerBook:
         self._clock = clock
         self._config = config if config is not None else OutputConfig()
         self._answers: dict[str, Answer] = {}
-        self._lost: OrderedDict[str, tuple[float, DiptychError]] = OrderedDict()
+        self._finishing: set[RouterSession] = set()
+        self._lost = LostMemory(clock, self._config)
 
     @property
     def num_open(self) -> int:
         """Answers that a session reads or waits for, or that nobody claimed yet."""
         return len(self._answers)
 
+    def knows(self, request_id: str) -> bool:
+        """Whether this answer is open."""
+        return request_id in self._answers
+
     def expect(self, handoff_id: str) -> None:
         """The engine is about to adopt this hand-off; called before it can make a token.
 
         Raises the reason when the hand-off was lost or cancelled before: then the engine must not take it.
         """
-        if handoff_id in self._lost:
-            raise self._lost[handoff_id][1]
+        lost = self._lost.recall(handoff_id)
+        if lost is not None:
+            raise lost
         answer = self._answers.get(handoff_id)
         if answer is None:
             deadline = self._clock.now() + self._config.claim_wait_s
@@ -89,56 +95,52 @@ class AnswerBook:
         elif answer.state is AnswerState.AWAITED:
             answer.state, answer.deadline = AnswerState.STREAMING, None
 
-    def lost(self, handoff_id: str, error: DiptychError) -> None:
-        """This hand-off will not come: whoever waits for it, or asks for it soon, is told why."""
-        answer = self._answers.get(handoff_id)
+    def fail(self, request_id: str, error: DiptychError) -> None:
+        """This request ended badly, or its KV will not come: whoever reads it, or asks for it soon, is told why."""
+        answer = self._answers.pop(request_id, None)
         if answer is not None and answer.session is not None:
-            self._end(answer, error)
-            return
-        self._answers.pop(handoff_id, None)
-        self._remember(handoff_id, error)
+            self._send({answer.session: [_ending(request_id, error)]})
+        else:
+            self._lost.remember(request_id, error)
 
-    def attach(self, session: Session, handoff_id: str, wait_s: float) -> None:
+    def attach(self, session: RouterSession, handoff_id: str, wait_s: float) -> None:
         """`session` reads this hand-off, now or when it comes within `wait_s`. Repeating it changes nothing."""
-        answer = self._answers.get(handoff_id)
-        if answer is None:
-            self._await(session, handoff_id, wait_s)
+        answer, lost = self._answers.get(handoff_id), self._lost.recall(handoff_id)
+        if answer is None and lost is not None:
+            self._send({session: [_ending(handoff_id, lost)]})
+        elif answer is None:
+            deadline = self._clock.now() + min(max(wait_s, 0.0), self._config.max_attach_wait_s)
+            self._answers[handoff_id] = Answer(handoff_id, AnswerState.AWAITED, session, deadline)
         elif answer.session is None:
             answer.session, answer.state, answer.deadline = session, AnswerState.STREAMING, None
-            buffered, answer.buffered = tuple(answer.buffered), []
-            self._send({session: list(buffered)} if buffered else {})
+            buffered, answer.buffered = answer.buffered, []
             if buffered and buffered[-1].finish_reason is not None:
-                self._answers.pop(handoff_id, None)
+                del self._answers[handoff_id]
+            self._send({session: buffered} if buffered else {})
         elif answer.session is not session:
-            self._refuse(session, handoff_id, UnknownHandoff(f"{handoff_id}: another session reads it"))
+            self._send({session: [_ending(handoff_id, UnknownHandoff(f"{handoff_id}: another session reads it"))]})
 
-    def start(self, session: Session, request_id: str) -> bool:
+    def start(self, session: RouterSession, request_id: str) -> bool:
         """`session` is about to run a request alone; False when the id is taken (told to the session, if it is not its own)."""
         answer = self._answers.get(request_id)
         if answer is None:
             self._answers[request_id] = Answer(request_id, AnswerState.STREAMING, session, None)
             return True
         if answer.session is not session:
-            self._refuse(session, request_id, InvalidRequest("request_id", request_id, "must be new"))
+            self._send({session: [_ending(request_id, InvalidRequest("request_id", request_id, "must be new"))]})
         return False
 
-    def fail(self, request_id: str, error: DiptychError) -> None:
-        """The engine refused or lost this request; its reader is told."""
-        answer = self._answers.get(request_id)
-        if answer is not None:
-            self._end(answer, error)
-
-    def cancel(self, session: Session, request_id: str) -> None:
+    def cancel(self, session: RouterSession, request_id: str) -> None:
         """Stop a request of this session; it ends with ABORT. One that is not known, or another's, is left alone."""
         answer = self._answers.get(request_id)
         if answer is not None and answer.session is session:
             error = RequestCancelled(f"{request_id}: cancelled")
             self._stop(answer, error)
-            self._end(answer, error)
+            self.fail(request_id, error)
 
     def deliver(self, deltas: Iterable[TokenDelta]) -> None:
         """One engine step's news, one batch per session. News of requests that nobody knows any more is dropped."""
-        batches: dict[Session, list[TokenDelta]] = {}
+        batches: dict[RouterSession, list[TokenDelta]] = {}
         for delta in deltas:
             answer = self._answers.get(delta.request_id)
             if answer is None:
@@ -151,8 +153,14 @@ class AnswerBook:
                 del self._answers[delta.request_id]
         self._send(batches)
 
-    def close_session(self, session: Session) -> None:
+    def finish_session(self, session: RouterSession) -> None:
+        """The session asks for nothing more: it ends with the last answer that it carries."""
+        self._finishing.add(session)
+        self._end_if_done(session)
+
+    def close_session(self, session: RouterSession) -> None:
         """The session is over: abort all it carried. Idempotent."""
+        self._finishing.discard(session)
         for answer in [a for a in self._answers.values() if a.session is session]:
             self._stop(answer, RequestCancelled(f"{answer.request_id}: its session ended"))
             del self._answers[answer.request_id]
@@ -161,48 +169,59 @@ class AnswerBook:
         """End what has waited too long."""
         now = self._clock.now()
         for answer in [a for a in self._answers.values() if a.deadline is not None and a.deadline <= now]:
-            if answer.state is AnswerState.AWAITED:
-                self._end(answer, UnknownHandoff(f"{answer.request_id}: did not come in time"))
-            else:
-                log.warning("nobody attached; aborting", handoff_id=answer.request_id)
-                error = UnknownHandoff(f"{answer.request_id}: nobody attached in time")
-                self._stop(answer, error)
-                self.lost(answer.request_id, error)
-        while self._lost and next(iter(self._lost.values()))[0] <= now:
-            self._lost.popitem(last=False)
-
-    def _remember(self, handoff_id: str, error: DiptychError) -> None:
-        self._lost[handoff_id] = (self._clock.now() + self._config.lost_memory_s, error)
-        self._lost.move_to_end(handoff_id)
-        while len(self._lost) > self._config.max_lost:
-            self._lost.popitem(last=False)
-
-    def _await(self, session: Session, handoff_id: str, wait_s: float) -> None:
-        lost = self._lost.get(handoff_id)
-        if lost is not None:
-            self._refuse(session, handoff_id, lost[1])
-            return
-        wait_s = min(max(wait_s, 0.0), self._config.max_attach_wait_s)
-        self._answers[handoff_id] = Answer(handoff_id, AnswerState.AWAITED, session, self._clock.now() + wait_s)
+            what = "did not come" if answer.state is AnswerState.AWAITED else "nobody attached"
+            log.warning("gave up", handoff_id=answer.request_id, reason=what)
+            error = UnknownHandoff(f"{answer.request_id}: {what} in time")
+            self._stop(answer, error)
+            self.fail(answer.request_id, error)
+        self._lost.forget()
 
     def _stop(self, answer: Answer, error: DiptychError) -> None:
         if answer.state is AnswerState.AWAITED:
-            self._remember(answer.request_id, error)  # its KV may be on the way: a commit is refused
+            self._lost.remember(answer.request_id, error)  # its KV may be on the way: a commit is refused
         else:
             self._abort(answer.request_id)
 
-    def _end(self, answer: Answer, error: DiptychError) -> None:
-        self._answers.pop(answer.request_id, None)
-        if answer.session is not None:
-            self._refuse(answer.session, answer.request_id, error)
-
-    def _refuse(self, session: Session, request_id: str, error: DiptychError) -> None:
-        reason = FinishReason.ABORT if isinstance(error, RequestCancelled) else FinishReason.ERROR
-        delta = TokenDelta(request_id, 0, finish_reason=reason, error=error_info(error))
-        self._send({session: [delta]})
-
-    def _send(self, batches: dict[Session, list[TokenDelta]]) -> None:
+    def _send(self, batches: dict[RouterSession, list[TokenDelta]]) -> None:
         for session, deltas in batches.items():
             if not session.push(tuple(deltas)) and any(a.session is session for a in self._answers.values()):
                 log.warning("session closed: its router does not read", session=session.session_id)
                 self.close_session(session)
+            elif session in self._finishing:
+                self._end_if_done(session)
+
+    def _end_if_done(self, session: RouterSession) -> None:
+        if not any(answer.session is session for answer in self._answers.values()):
+            self._finishing.discard(session)
+            session.end()
+
+
+class LostMemory:
+    """Why requests that nobody read ended, for a while and for at most `max_lost` of them."""
+
+    def __init__(self, clock: Clock, config: OutputConfig) -> None:
+        self._clock = clock
+        self._config = config
+        self._reasons: OrderedDict[str, tuple[float, DiptychError]] = OrderedDict()  # id → (until, why), oldest first
+
+    def remember(self, request_id: str, error: DiptychError) -> None:
+        """Keep this reason, and forget the oldest if there are too many."""
+        self._reasons[request_id] = (self._clock.now() + self._config.lost_memory_s, error)
+        self._reasons.move_to_end(request_id)
+        while len(self._reasons) > self._config.max_lost:
+            self._reasons.popitem(last=False)
+
+    def recall(self, request_id: str) -> DiptychError | None:
+        """The reason, if it is still remembered."""
+        known = self._reasons.get(request_id)
+        return None if known is None else known[1]
+
+    def forget(self) -> None:
+        """Drop what is too old."""
+        while self._reasons and next(iter(self._reasons.values()))[0] <= self._clock.now():
+            self._reasons.popitem(last=False)
+
+
+def _ending(request_id: str, error: DiptychError) -> TokenDelta:
+    reason = FinishReason.ABORT if isinstance(error, RequestCancelled) else FinishReason.ERROR
+    return TokenDelta(request_id, 0, finish_reason=reason, error=error_info(error))

@@ -17,7 +17,7 @@ from contracts.errors import DiptychError, Overloaded
 from contracts.request import TokenDelta
 
 
-class Session:
+class RouterSession:
     """Owned by the call that serves it; used from one event loop."""
 
     def __init__(self, session_id: str, limit: int = 4096) -> None:

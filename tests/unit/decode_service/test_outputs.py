@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from contracts.clock import VirtualClock
-from contracts.errors import ErrorCode, NoRoom, Overloaded, RequestCancelled, TransferFailed
+from contracts.errors import DiptychError, ErrorCode, NoRoom, Overloaded, RequestCancelled, TransferFailed
 from contracts.request import FinishReason, TokenDelta
 from decode_service.outputs import AnswerBook, OutputConfig
-from decode_service.session import Session
+from decode_service.session import RouterSession
 
 
 class Bench:
@@ -22,13 +22,13 @@ class Bench:
         self.aborted: list[str] = []
         config = OutputConfig(claim_wait_s=10, max_attach_wait_s=60, lost_memory_s=20)
         self.book = AnswerBook(self.aborted.append, self.clock, config)
-        self.session = Session("router-a", session_limit)
+        self.session = RouterSession("router-a", session_limit)
 
     async def pass_time(self, delta_s: float) -> None:
         await self.clock.advance(delta_s)
         self.book.sweep()
 
-    async def read(self, session: Session | None = None) -> list[TokenDelta]:
+    async def read(self, session: RouterSession | None = None) -> list[TokenDelta]:
         """What has been sent so far; ends the session."""
         session = session or self.session
         session.end()
@@ -88,7 +88,7 @@ async def test_a_lost_hand_off_says_why_at_once(attached_first: bool) -> None:
     bench = Bench()
     if attached_first:
         bench.book.attach(bench.session, "h", 5)
-    bench.book.lost("h", TransferFailed("connection lost"))
+    bench.book.fail("h", TransferFailed("connection lost"))
     if not attached_first:
         bench.book.attach(bench.session, "h", 5)
     (delta,) = await bench.read()
@@ -99,7 +99,7 @@ async def test_a_lost_hand_off_says_why_at_once(attached_first: bool) -> None:
 
 async def test_the_memory_of_lost_hand_offs_ends() -> None:
     bench = Bench()
-    bench.book.lost("h", NoRoom("full"))
+    bench.book.fail("h", NoRoom("full"))
     await bench.pass_time(20)
     bench.book.expect("h")
     assert bench.book.num_open == 1
@@ -120,7 +120,7 @@ async def test_an_adopted_hand_off_that_nobody_attaches_to_is_aborted() -> None:
 async def test_cancel_stops_the_engine_and_ends_with_abort() -> None:
     bench = Bench()
     assert bench.book.start(bench.session, "r")
-    other = Session("router-b")
+    other = RouterSession("router-b")
     bench.book.cancel(other, "r")
     assert bench.aborted == []
     bench.book.cancel(bench.session, "r")
@@ -141,7 +141,7 @@ async def test_a_cancelled_hand_off_is_refused_when_its_kv_comes() -> None:
 
 async def test_a_session_that_ends_takes_its_requests_with_it_and_no_others() -> None:
     bench = Bench()
-    other = Session("router-b")
+    other = RouterSession("router-b")
     bench.book.start(bench.session, "mine")
     bench.book.start(other, "theirs")
     bench.book.expect("unclaimed")
@@ -156,7 +156,7 @@ async def test_a_session_that_ends_takes_its_requests_with_it_and_no_others() ->
 
 async def test_an_id_that_another_session_uses_is_refused_without_harm() -> None:
     bench = Bench()
-    other = Session("router-b")
+    other = RouterSession("router-b")
     bench.book.start(bench.session, "r")
     assert not bench.book.start(bench.session, "r")
     assert not bench.book.start(other, "r")
@@ -168,7 +168,7 @@ async def test_an_id_that_another_session_uses_is_refused_without_harm() -> None
 
 async def test_a_router_that_does_not_read_loses_its_session_and_its_requests() -> None:
     bench = Bench(session_limit=3)
-    other = Session("router-b")
+    other = RouterSession("router-b")
     bench.book.start(bench.session, "r")
     bench.book.start(other, "s")
     for index in range(5):
@@ -177,6 +177,18 @@ async def test_a_router_that_does_not_read_loses_its_session_and_its_requests() 
     with pytest.raises(Overloaded):
         await bench.read()
     assert len(await bench.read(other)) == 5
+
+
+async def test_a_session_that_asks_for_nothing_more_ends_with_its_last_answer() -> None:
+    bench = Bench()
+    bench.book.start(bench.session, "r")
+    bench.book.finish_session(bench.session)
+    assert not bench.session.closed
+    bench.book.deliver([token("r", 0, last=True)])
+    assert [delta.request_id async for batch in bench.session.batches() for delta in batch] == ["r"]
+    idle = RouterSession("router-b")
+    bench.book.finish_session(idle)
+    assert idle.closed
 
 
 async def test_one_batch_per_step_and_session() -> None:
@@ -189,6 +201,13 @@ async def test_one_batch_per_step_and_session() -> None:
     assert [len(batch) async for batch in bench.session.batches()] == [3, 2]
 
 
+class HandClock(VirtualClock):
+    """Moved by hand, outside an event loop."""
+
+    def skip(self, delta_s: float) -> None:
+        self._now += delta_s
+
+
 class BookMachine(RuleBasedStateMachine):
     """Any order of events: an attached reader sees contiguous tokens, one end, and nothing after it."""
 
@@ -196,10 +215,10 @@ class BookMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = VirtualClock()
+        self.clock = HandClock()
         self.engine: dict[str, int] = {}  # what the engine runs, and its next index
         self.book = AnswerBook(self._abort, self.clock, OutputConfig(claim_wait_s=3, lost_memory_s=4))
-        self.session = Session("router", 10_000)
+        self.session = RouterSession("router", 10_000)
         self.open: dict[str, int | None] = {}  # what the reader waits for: the next index
         self.used: set[str] = set()
         self.count = 0
@@ -214,7 +233,7 @@ class BookMachine(RuleBasedStateMachine):
         self.used.add(name)
         try:
             self.book.expect(name)
-        except RequestCancelled:
+        except DiptychError:  # cancelled, or given up for lost, before
             return
         self.engine[name] = 1
 
@@ -243,12 +262,12 @@ class BookMachine(RuleBasedStateMachine):
     def lose(self, name: str) -> None:
         if name not in self.used:
             self.used.add(name)
-            self.book.lost(name, NoRoom("full"))
+            self.book.fail(name, NoRoom("full"))
             self._read()
 
     @rule(delta_s=st.sampled_from([0.5, 2.0, 5.0]))
     def pass_time(self, delta_s: float) -> None:
-        self.clock = self.book._clock = VirtualClock(self.clock.now() + delta_s)
+        self.clock.skip(delta_s)
         self.book.sweep()
         self._read()
 

@@ -1,0 +1,93 @@
+"""Where routers' sessions are served: commands in, answers out, whatever carries them.
+
+    open_session ──▶ attach, generate, cancel … ──▶ finish_session (no more commands) or close_session (abort what is carried)
+
+Does not know gRPC, hand-offs or KV.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+from contracts.errors import DiptychError, Unavailable
+from contracts.request import GenerationRequest
+from decode_service.outputs import AnswerBook
+from decode_service.session import RouterSession
+from engine.driver import EngineDriver
+from kv_transfer.endings import report
+
+
+class AnswerDesk:
+    """Owns the sessions; the book owns their answers. Used from one event loop."""
+
+    def __init__(self, worker_id: str, driver: EngineDriver, book: AnswerBook, session_batches: int) -> None:
+        self._worker_id = worker_id
+        self._driver = driver
+        self._book = book
+        self._session_batches = session_batches
+        self._sessions: set[RouterSession] = set()
+        self._numbers = itertools.count(1)
+        self._admitting: set[asyncio.Task[None]] = set()
+        self._takes_new = True
+
+    def open_session(self) -> RouterSession:
+        """A new stream of answers; `close_session` must follow."""
+        session = RouterSession(f"session-{next(self._numbers)}", self._session_batches)
+        self._sessions.add(session)
+        return session
+
+    def attach(self, session: RouterSession, handoff_id: str, wait_s: float) -> None:
+        """`session` reads this hand-off, whether its KV has come or will come within `wait_s`."""
+        self._book.attach(session, handoff_id, wait_s)
+
+    def generate(self, session: RouterSession, request: GenerationRequest) -> None:
+        """Run a request alone; a refusal comes as its only delta."""
+        if not self._book.start(session, request.request_id):
+            return
+        if not self._takes_new:
+            self._book.fail(request.request_id, Unavailable(f"{self._worker_id} drains and takes no new requests"))
+            return
+        admitting = asyncio.ensure_future(self._admit(request))
+        self._admitting.add(admitting)
+        admitting.add_done_callback(self._admitting.discard)
+        report(admitting, self._driver.die)
+
+    def cancel(self, session: RouterSession, request_id: str) -> None:
+        """Stop a request or hand-off of this session; it ends with ABORT, its blocks are free within a step."""
+        self._book.cancel(session, request_id)
+
+    def finish_session(self, session: RouterSession) -> None:
+        """No more commands will come: the stream ends with the last answer that it carries."""
+        self._book.finish_session(session)
+
+    def close_session(self, session: RouterSession) -> None:
+        """The stream is over: abort what it carried. Idempotent."""
+        session.end()
+        self._sessions.discard(session)
+        self._book.close_session(session)
+
+    def refuse_new(self) -> None:
+        """Requests that come from now on are refused with Unavailable; those here go on."""
+        self._takes_new = False
+
+    def end_sessions(self) -> None:
+        """Let every stream end once its outbox is empty; for when no answer is open any more."""
+        for session in self._sessions:
+            session.end()
+
+    async def close(self) -> None:
+        """Close every session. Idempotent."""
+        self._takes_new = False
+        for session in list(self._sessions):
+            self.close_session(session)
+        if self._admitting:
+            await asyncio.wait(set(self._admitting))
+
+    async def _admit(self, request: GenerationRequest) -> None:
+        if not self._book.knows(request.request_id):  # cancelled before its turn: its abort is ahead of us in the queue
+            return
+        try:
+            await self._driver.call(lambda engine: engine.admit(request))
+        except DiptychError as error:
+            self._book.fail(request.request_id, error)

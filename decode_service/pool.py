@@ -1,0 +1,72 @@
+"""The engine's blocks as hand-offs see them: `kv_transfer.pool.KVPool` on an engine's thread, and whom endings are told.
+
+    reserve ──▶ Engine.reserve          adopt ──▶ the book expects its tokens, then Engine.adopt          release ──▶ Engine.release
+
+Does not know connectors, peers or sessions.
+"""
+
+from __future__ import annotations
+
+from contracts.errors import DiptychError
+from contracts.request import GenerationRequest
+from contracts.ticket import Ticket
+from decode_service.outputs import AnswerBook
+from engine.driver import EngineDriver
+from engine.engine import Engine, KVLease
+from observability.log import get_logger
+
+log = get_logger(__name__)
+
+
+class EnginePool:
+    """See KVPool. A lease that nobody waits for any more goes back at once."""
+
+    def __init__(self, driver: EngineDriver, book: AnswerBook) -> None:
+        self._driver = driver
+        self._book = book
+
+    async def reserve(self, handoff_id: str, num_tokens: int, block_hashes: tuple[bytes, ...]) -> KVLease | None:
+        """See KVPool."""
+
+        def give_back(engine: Engine, lease: KVLease | None) -> None:
+            if lease is not None:
+                engine.release(lease)
+
+        return await self._driver.call(lambda engine: engine.reserve(handoff_id, num_tokens, block_hashes), give_back)
+
+    async def adopt(self, request: GenerationRequest, lease: KVLease, num_computed_tokens: int) -> None:
+        """See KVPool. Its tokens may come before this returns, so the book is told first."""
+        try:
+            self._book.expect(request.request_id)
+        except DiptychError:
+            await self.release(lease)
+            raise
+
+        def adopt(engine: Engine) -> None:
+            try:
+                engine.adopt(request, lease, num_computed_tokens)
+            except DiptychError:
+                engine.release(lease)
+                raise
+
+        await self._driver.call(adopt)
+
+    async def release(self, lease: KVLease) -> None:
+        """See KVPool."""
+        await self._driver.call(lambda engine: engine.release(lease))
+
+
+class HandoffListener:
+    """See HandoffEvents: a lost hand-off's reader is told why."""
+
+    def __init__(self, book: AnswerBook) -> None:
+        self._book = book
+
+    def on_adopted(self, ticket: Ticket) -> None:
+        """See HandoffEvents."""
+        log.debug("adopted", handoff_id=ticket.handoff_id, prefill=ticket.prefill.worker_id)
+
+    def on_lost(self, handoff_id: str, cause: DiptychError) -> None:
+        """See HandoffEvents."""
+        log.info("hand-off lost", handoff_id=handoff_id, reason=cause.message)
+        self._book.fail(handoff_id, cause)

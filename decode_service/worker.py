@@ -1,0 +1,114 @@
+"""A decode worker without a process around it: an engine, the receiver of hand-offs, and the sessions that read answers.
+
+    starting ──start──▶ ready ──drain──▶ draining (no new hand-offs or requests; those here end) ──stop──▶ gone
+
+Tests start it in one event loop with a FakeRunner and the `local` connector; `main` puts it behind gRPC. Owns the engine's
+thread, the receiver (a HandoffPeer) and the desk where sessions are served; not the connectors. Does not know gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from contracts.clock import Clock
+from contracts.errors import ConfigError
+from contracts.kv_layout import KVLayout
+from contracts.worker import WorkerLoad, WorkerRef, WorkerState
+from decode_service.desk import AnswerDesk
+from decode_service.outputs import AnswerBook, OutputConfig
+from decode_service.pool import EnginePool, HandoffListener
+from engine.driver import EngineDriver
+from engine.engine import Engine, KVLease
+from kv_transfer.config import ReceiverConfig
+from kv_transfer.connector import Connector
+from kv_transfer.endings import report
+from kv_transfer.links import Side
+from kv_transfer.receiver import Receiver
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerConfig:
+    """How hand-offs are received and answers are read. `session_batches`: how many unread batches end a session."""
+
+    receiver: ReceiverConfig = field(default_factory=ReceiverConfig)
+    outputs: OutputConfig = field(default_factory=OutputConfig)
+    session_batches: int = 4096
+    sweep_every_s: float = 0.1
+    drain_poll_s: float = 0.02
+
+    def __post_init__(self) -> None:
+        if self.session_batches < 1:
+            raise ConfigError(f"session_batches: got {self.session_batches}, must be at least 1")
+
+
+class DecodeWorker:
+    """See the module's docstring. Used from one event loop."""
+
+    def __init__(
+        self, ref: WorkerRef, engine: Engine, layout: KVLayout, connectors: Sequence[Connector], config: AnswerConfig
+    ) -> None:
+        self.ref = ref
+        self._clock: Clock = engine.clock
+        self._config = config
+        self.driver = EngineDriver(engine, lambda output: self._book.deliver(output.deltas))
+        self._book = AnswerBook(self._abort, self._clock, config.outputs)
+        self.desk = AnswerDesk(ref.worker_id, self.driver, self._book, config.session_batches)
+        self._sweeping: asyncio.Task[None] | None = None
+        self._state = WorkerState.STARTING
+        self.receiver: Receiver[KVLease] = Receiver(
+            Side(ref, layout, connectors, self._clock),
+            EnginePool(self.driver, self._book),
+            HandoffListener(self._book),
+            config.receiver,
+            self.driver.die,
+        )
+
+    @property
+    def fatal(self) -> asyncio.Future[BaseException]:
+        """See rpc.lifecycle.ServedWorker."""
+        return self.driver.fatal
+
+    def start(self) -> None:
+        """Start the engine's thread, the receiver and the sweep."""
+        self.driver.start()
+        self.receiver.start()
+        self._sweeping = asyncio.ensure_future(self._sweep())
+        report(self._sweeping, self.driver.die)
+        self._state = WorkerState.READY
+
+    def load(self) -> WorkerLoad:
+        """See rpc.lifecycle.ServedWorker."""
+        return self.driver.load(self._state)
+
+    def stalled_s(self) -> float:
+        """See rpc.lifecycle.ServedWorker."""
+        return self.driver.stalled_s()
+
+    async def drain(self) -> None:
+        """Take nothing new; return when every hand-off and every answer that is here has ended."""
+        self._state = WorkerState.DRAINING
+        self.desk.refuse_new()
+        await self.receiver.drain()
+        while self._book.num_open:
+            await self._clock.sleep(self._config.drain_poll_s)
+        self.desk.end_sessions()
+
+    async def stop(self) -> None:
+        """Abort what is left, stop the engine. Connectors are the caller's to close. Idempotent."""
+        self._state = WorkerState.GONE
+        await self.desk.close()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.wait((self._sweeping,))
+        await self.receiver.close()
+        await self.driver.stop()
+
+    def _abort(self, request_id: str) -> None:
+        self.driver.post(lambda engine: engine.abort(request_id))
+
+    async def _sweep(self) -> None:
+        while True:
+            await self._clock.sleep(self._config.sweep_every_s)
+            self._book.sweep()

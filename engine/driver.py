@@ -1,0 +1,107 @@
+"""An engine and its thread as an asyncio service sees them: news arrive on the event loop, death is a future, load is at hand.
+
+    engine thread: on_started, StepOutput ──call_soon_threadsafe──▶ the service's callbacks, in the same order
+                   exception              ──────────────────────▶ `fatal`
+
+Does not know what the service does with the news.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from contracts.worker import WorkerLoad, WorkerState
+from engine.engine import Engine
+from engine.loop import EngineLoop
+from engine.output import StepOutput
+
+T = TypeVar("T")
+
+
+class EngineDriver:
+    """Owns the engine's thread. Made and used in one running event loop.
+
+    `on_step` is called in the engine's thread after every step that made progress, for measures that must not miss any.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        on_output: Callable[[StepOutput], None],
+        on_started: Callable[[tuple[str, ...]], None] | None = None,
+        on_step: Callable[[Engine, StepOutput], None] | None = None,
+    ) -> None:
+        self._engine = engine
+        self._clock = engine.clock
+        self._event_loop = asyncio.get_running_loop()
+        self._on_output = on_output
+        self._on_started = on_started
+        self._on_step = on_step
+        self._load = WorkerLoad()
+        self._started = False
+        self._fatal: asyncio.Future[BaseException] = self._event_loop.create_future()
+        self._loop = EngineLoop(
+            engine, self._hear_output, self._hear_fatal, None if on_started is None else self._hear_started
+        )
+
+    @property
+    def fatal(self) -> asyncio.Future[BaseException]:
+        """Resolves with what killed the engine, if anything does."""
+        return self._fatal
+
+    @property
+    def num_steps(self) -> int:
+        """Steps since the start."""
+        return self._loop.progress.num_steps
+
+    def start(self) -> None:
+        """Start the thread; once."""
+        self._started = True
+        self._loop.start()
+
+    async def stop(self) -> None:
+        """Let the running step finish and end the thread; callers that wait get Unavailable. Idempotent."""
+        if self._started:
+            await asyncio.to_thread(self._loop.stop)
+
+    def post(self, fn: Callable[[Engine], object]) -> None:
+        """See EngineLoop.post."""
+        self._loop.post(fn)
+
+    async def call(self, fn: Callable[[Engine], T], undo: Callable[[Engine, T], object] | None = None) -> T:
+        """See EngineLoop.call."""
+        return await self._loop.call(fn, undo)
+
+    def load(self, state: WorkerState) -> WorkerLoad:
+        """How busy the engine was when it last said so; asks it to say so again, and does not wait."""
+        self._loop.post(self._note_load)
+        return replace(self._load, state=state)
+
+    def stalled_s(self) -> float:
+        """For how long the engine has been inside one step or command; 0 while it waits for work."""
+        return self._loop.progress.stalled_s(self._clock.now())
+
+    def die(self, error: BaseException) -> None:
+        """A fault of ours outside the engine's thread: `fatal` resolves with the first."""
+        if not self._fatal.done():
+            self._fatal.set_result(error)
+
+    def _note_load(self, engine: Engine) -> None:
+        self._load = engine.load()  # one reference, replaced whole: safe to read from any thread
+
+    def _hear_output(self, output: StepOutput) -> None:
+        self._note_load(self._engine)
+        if self._on_step is not None:
+            self._on_step(self._engine, output)
+        if output.deltas or output.progress or output.retained:
+            self._event_loop.call_soon_threadsafe(self._on_output, output)
+
+    def _hear_started(self, request_ids: tuple[str, ...]) -> None:
+        if self._on_started is not None:
+            self._event_loop.call_soon_threadsafe(self._on_started, request_ids)
+
+    def _hear_fatal(self, error: BaseException) -> None:
+        self._event_loop.call_soon_threadsafe(self.die, error)

@@ -1,0 +1,53 @@
+"""What happens to one run on a prefill worker, as values: the servicer makes messages of them.
+
+    FirstTokens ──▶ HandedOff
+                └─▶ HandoffFailed ──▶ (a Target comes) ──▶ HandedOff | HandoffFailed …
+
+Does not know gRPC.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from contracts.errors import DiptychError
+from contracts.request import TokenDelta
+from contracts.worker import WorkerRef
+from observability.stages import HandoffStats, StageTimes
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a prompt's KV shall go: a decode worker in the life that the router knows, at host:port."""
+
+    handoff_id: str
+    decode: WorkerRef
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class FirstTokens:
+    """The first token; with a finish_reason the request ended at prefill and nothing follows."""
+
+    delta: TokenDelta
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOff:
+    """The decode worker goes on by itself. The stages are all of the prefill side."""
+
+    handoff_id: str
+    stats: HandoffStats
+    stages: StageTimes
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffFailed:
+    """The KV is held for `hold_s` seconds, for another target."""
+
+    handoff_id: str
+    error: DiptychError
+    hold_s: float
+
+
+RunEvent = FirstTokens | HandedOff | HandoffFailed

@@ -1,0 +1,93 @@
+"""The gRPC door of a prefill worker: messages to domain values and back, nothing else.
+
+    PrefillCommand(run) ──▶ PrefillWorker.run ──▶ PrefillEvent …       PrefillCommand(retarget) ──▶ the run's next target
+
+Does not know engines or hand-offs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing, suppress
+
+import grpc
+
+from contracts import wire, wire_handoff
+from contracts.errors import InvalidRequest
+from contracts.pb.diptych.v1 import prefill_pb2, prefill_pb2_grpc
+from observability.log import get_logger
+from prefill_service.events import FirstTokens, HandedOff, RunEvent, Target
+from prefill_service.worker import PrefillWorker
+
+log = get_logger(__name__)
+SERVICE_NAME: str = prefill_pb2.DESCRIPTOR.services_by_name["Prefill"].full_name
+_Context = grpc.aio.ServicerContext[AsyncIterator[prefill_pb2.PrefillCommand], prefill_pb2.PrefillEvent]
+
+
+class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
+    """Serves Prefill on one worker."""
+
+    def __init__(self, worker: PrefillWorker) -> None:
+        self._worker = worker
+
+    async def Run(
+        self, request_iterator: AsyncIterator[prefill_pb2.PrefillCommand], context: _Context
+    ) -> AsyncIterator[prefill_pb2.PrefillEvent]:
+        """See the service's definition. However the call ends, nothing of the request is left behind."""
+        del context
+        first = await anext(request_iterator, None)
+        if first is None or first.WhichOneof("command") != "run":
+            raise InvalidRequest("command", None if first is None else first.WhichOneof("command"), "must be run first")
+        request = wire.request_from_pb(first.run.request)
+        targets: asyncio.Queue[Target | None] = asyncio.Queue()
+        listening = asyncio.ensure_future(_listen(request_iterator, targets))
+        try:
+            async with aclosing(self._worker.run(request, target_from_pb(first.run.target), targets)) as events:
+                async for event in events:
+                    yield event_to_pb(event)
+        finally:
+            listening.cancel()
+            with suppress(asyncio.CancelledError):
+                await listening
+
+
+async def _listen(commands: AsyncIterator[prefill_pb2.PrefillCommand], targets: asyncio.Queue[Target | None]) -> None:
+    """Pass re-targets on until the router has no more to say, or says something else."""
+    try:
+        async for command in commands:
+            if command.WhichOneof("command") != "retarget":
+                return
+            targets.put_nowait(target_from_pb(command.retarget))
+    except InvalidRequest as error:  # a target that names nobody is no target: the run ends as if none came
+        log.warning("unreadable target", reason=error.message)
+    finally:
+        targets.put_nowait(None)
+
+
+def target_from_pb(message: prefill_pb2.HandoffTarget) -> Target:
+    """Raises InvalidRequest naming a part that is missing."""
+    if not message.handoff_id:
+        raise InvalidRequest("target.handoff_id", "", "must not be empty")
+    if not message.address:
+        raise InvalidRequest("target.address", "", "must be host:port")
+    return Target(message.handoff_id, wire_handoff.worker_ref_from_pb(message.decode), message.address)
+
+
+def event_to_pb(event: RunEvent) -> prefill_pb2.PrefillEvent:
+    """One event as a message."""
+    if isinstance(event, FirstTokens):
+        return prefill_pb2.PrefillEvent(tokens=wire.delta_to_pb(event.delta))
+    if isinstance(event, HandedOff):
+        done = prefill_pb2.HandedOff(
+            handoff_id=event.handoff_id,
+            stats=wire.handoff_stats_to_pb(event.stats),
+            stages=wire.stages_to_pb(event.stages),
+        )
+        return prefill_pb2.PrefillEvent(handed_off=done)
+    failed = prefill_pb2.HandoffFailed(
+        handoff_id=event.handoff_id,
+        error=wire.error_info_to_pb(wire.error_info(event.error)),
+        hold_s=event.hold_s,
+    )
+    return prefill_pb2.PrefillEvent(handoff_failed=failed)

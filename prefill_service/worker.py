@@ -1,0 +1,150 @@
+"""A prefill worker without a process around it: an engine, its connectors, and the runs that are on it.
+
+    starting ──start──▶ ready ──drain──▶ draining (no new runs; those here end) ──stop──▶ gone
+
+Tests start it in one event loop with a FakeRunner and the `local` connector; `main` puts it behind gRPC. Owns the engine's
+thread and the runs; does not own the connectors' region. Does not know gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from contracts.clock import Clock
+from contracts.errors import InvalidRequest, Unavailable
+from contracts.kv_layout import KVLayout
+from contracts.request import GenerationRequest
+from contracts.worker import WorkerLoad, WorkerRef, WorkerState
+from engine.driver import EngineDriver
+from engine.engine import Engine
+from engine.output import Retained, StepOutput
+from kv_transfer.connector import Connector
+from kv_transfer.links import Links, Side
+from observability.log import get_logger
+from prefill_service.events import RunEvent, Target
+from prefill_service.peer import PeerSource
+from prefill_service.run import PrefillRun, RunConfig, RunParts
+
+log = get_logger(__name__)
+
+
+class PrefillWorker:
+    """See the module's docstring. Used from one event loop."""
+
+    def __init__(
+        self, ref: WorkerRef, engine: Engine, layout: KVLayout, connectors: Sequence[Connector], peers: PeerSource,
+        config: RunConfig,
+    ) -> None:  # fmt: skip
+        self.ref = ref
+        self._clock: Clock = engine.clock
+        self._driver = EngineDriver(engine, self._on_output, self._on_started)
+        self._peers = peers
+        self._links = Links(Side(ref, layout, connectors, self._clock), config.sender.call_timeout_s)
+        self._parts = RunParts(self._driver, self._links, peers, self._clock, config)
+        self._runs: dict[str, PrefillRun] = {}
+        self._settling: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._state = WorkerState.STARTING
+
+    @property
+    def driver(self) -> EngineDriver:
+        """The engine's thread, for checks."""
+        return self._driver
+
+    @property
+    def fatal(self) -> asyncio.Future[BaseException]:
+        """See rpc.lifecycle.ServedWorker."""
+        return self._driver.fatal
+
+    def start(self) -> None:
+        """Start the engine's thread; runs are taken from now on."""
+        self._driver.start()
+        self._state = WorkerState.READY
+
+    def load(self) -> WorkerLoad:
+        """See rpc.lifecycle.ServedWorker."""
+        return self._driver.load(self._state)
+
+    def stalled_s(self) -> float:
+        """See rpc.lifecycle.ServedWorker."""
+        return self._driver.stalled_s()
+
+    async def run(
+        self, request: GenerationRequest, target: Target, targets: asyncio.Queue[Target | None]
+    ) -> AsyncGenerator[RunEvent, None]:
+        """One request from its prompt to its hand-off; close the generator to abort it, at any moment.
+
+        `targets` brings another target after each HandoffFailed, or None. Raises InvalidRequest, Overloaded, Unavailable
+        (draining), UnknownHandoff (held in vain). Nothing of the request is left on this worker once it is closed.
+        """
+        if self._state is not WorkerState.READY:
+            raise Unavailable(f"{self.ref.worker_id} is {self._state.value} and takes no new requests")
+        if request.request_id in self._runs:
+            raise InvalidRequest(
+                "request_id", request.request_id, "must be new; a request with this id is being served"
+            )
+        run = PrefillRun(self._parts, request, target)
+        self._runs[request.request_id] = run
+        self._idle.clear()
+        try:
+            async with aclosing(run.events(targets)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            # A task of the worker's own: a second cancellation must not leave blocks behind.
+            settling = asyncio.ensure_future(self._settle(request.request_id, run))
+            self._settling.add(settling)
+            settling.add_done_callback(self._settling.discard)
+            await asyncio.shield(settling)
+
+    async def drain(self) -> None:
+        """Take no new runs; return when those that are here have ended."""
+        self._state = WorkerState.DRAINING
+        await self._idle.wait()
+
+    async def stop(self) -> None:
+        """Stop the engine; whoever still runs gets Unavailable. Connectors are the caller's to close. Idempotent."""
+        self._state = WorkerState.GONE
+        while self._settling:
+            await asyncio.wait(set(self._settling))
+        await self._links.close()
+        await self._peers.close()
+        await self._driver.stop()
+
+    async def _settle(self, request_id: str, run: PrefillRun) -> None:
+        try:
+            await run.settle("the request's reader has left")
+        except Unavailable as error:  # the engine is gone, and its blocks with it
+            log.warning("could not give back", request_id=request_id, reason=error.message)
+        finally:
+            del self._runs[request_id]
+            if not self._runs:
+                self._idle.set()
+
+    def _on_started(self, request_ids: tuple[str, ...]) -> None:
+        for request_id in request_ids:
+            run = self._runs.get(request_id)
+            if run is not None:
+                run.on_started()
+
+    def _on_output(self, output: StepOutput) -> None:
+        for progress in output.progress:
+            run = self._runs.get(progress.request_id)
+            if run is not None:
+                run.on_progress(progress)
+        for retained in output.retained:
+            self._take_retained_or_release(retained)
+        for delta in output.deltas:
+            run = self._runs.get(delta.request_id)
+            if run is not None:
+                run.on_delta(delta)
+
+    def _take_retained_or_release(self, retained: Retained) -> None:
+        run = self._runs.get(retained.request_id)
+        if run is not None:
+            run.on_retained(retained)
+        else:  # its reader left while the step ran
+            self._driver.post(lambda engine: engine.release(retained.lease))
