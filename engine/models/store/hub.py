@@ -33,10 +33,15 @@ def fetch_from_hub(repo_id: str, cache_dir: Path | None, progress: Callable[[str
         raise ModelLoadError(f"{repo_id}: the hub knows no such model, or it is private") from error
     except LocalEntryNotFoundError as error:
         raise ModelLoadError(
-            f"{repo_id}: the hub cannot be reached and the model is not in the cache: {error}"
+            f"{repo_id}: the hub cannot be reached and the model is not in the cache: {_reason(error)}"
         ) from error
     except HFValidationError as error:
-        raise ModelLoadError(f"{repo_id}: not a hub id: {error}") from error
+        raise ModelLoadError(f"{repo_id}: not a hub id: {_reason(error)}") from error
     except Exception as error:  # the client's transport library, and with it its errors, differs between versions
-        raise ModelLoadError(f"{repo_id}: the download failed: {type(error).__name__}: {error}") from error
+        raise ModelLoadError(f"{repo_id}: the download failed: {type(error).__name__}: {_reason(error)}") from error
     return Path(folder)
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what the client says; the rest is advice for its own callers."""
+    return (str(error).splitlines() or ["no reason given"])[0].removeprefix("Got: ")
