@@ -24,7 +24,7 @@ T = TypeVar("T")
 class EngineDriver:
     """Owns the engine's thread. Made and used in one running event loop.
 
-    `on_step` is called in the engine's thread after every step that made progress, for measures that must not miss any.
+    `on_step`, if set before the start, is called in the engine's thread after every step that made progress.
     """
 
     def __init__(
@@ -32,14 +32,13 @@ class EngineDriver:
         engine: Engine,
         on_output: Callable[[StepOutput], None],
         on_started: Callable[[tuple[str, ...]], None] | None = None,
-        on_step: Callable[[Engine, StepOutput], None] | None = None,
     ) -> None:
         self._engine = engine
         self._clock = engine.clock
         self._event_loop = asyncio.get_running_loop()
         self._on_output = on_output
         self._on_started = on_started
-        self._on_step = on_step
+        self.on_step: Callable[[StepOutput], None] | None = None
         self._load = WorkerLoad()
         self._started = False
         self._fatal: asyncio.Future[BaseException] = self._event_loop.create_future()
@@ -94,8 +93,8 @@ class EngineDriver:
 
     def _hear_output(self, output: StepOutput) -> None:
         self._note_load(self._engine)
-        if self._on_step is not None:
-            self._on_step(self._engine, output)
+        if self.on_step is not None:
+            self.on_step(output)
         if output.deltas or output.progress or output.retained:
             self._event_loop.call_soon_threadsafe(self._on_output, output)
 

@@ -39,10 +39,10 @@ class PrefillWorker:
     ) -> None:  # fmt: skip
         self.ref = ref
         self._clock: Clock = engine.clock
-        self._driver = EngineDriver(engine, self._on_output, self._on_started)
+        self.driver = EngineDriver(engine, self._on_output, self._on_started)
         self._peers = peers
         self._links = Links(Side(ref, layout, connectors, self._clock), config.sender.call_timeout_s)
-        self._parts = RunParts(self._driver, self._links, peers, self._clock, config)
+        self._parts = RunParts(self.driver, self._links, peers, self._clock, config)
         self._runs: dict[str, PrefillRun] = {}
         self._settling: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
@@ -50,27 +50,22 @@ class PrefillWorker:
         self._state = WorkerState.STARTING
 
     @property
-    def driver(self) -> EngineDriver:
-        """The engine's thread, for checks."""
-        return self._driver
-
-    @property
     def fatal(self) -> asyncio.Future[BaseException]:
         """See rpc.lifecycle.ServedWorker."""
-        return self._driver.fatal
+        return self.driver.fatal
 
     def start(self) -> None:
         """Start the engine's thread; runs are taken from now on."""
-        self._driver.start()
+        self.driver.start()
         self._state = WorkerState.READY
 
     def load(self) -> WorkerLoad:
         """See rpc.lifecycle.ServedWorker."""
-        return self._driver.load(self._state)
+        return self.driver.load(self._state)
 
     def stalled_s(self) -> float:
         """See rpc.lifecycle.ServedWorker."""
-        return self._driver.stalled_s()
+        return self.driver.stalled_s()
 
     async def run(
         self, request: GenerationRequest, target: Target, targets: asyncio.Queue[Target | None]
@@ -112,7 +107,7 @@ class PrefillWorker:
             await asyncio.wait(set(self._settling))
         await self._links.close()
         await self._peers.close()
-        await self._driver.stop()
+        await self.driver.stop()
 
     async def _settle(self, request_id: str, run: PrefillRun) -> None:
         try:
@@ -147,4 +142,4 @@ class PrefillWorker:
         if run is not None:
             run.on_retained(retained)
         else:  # its reader left while the step ran
-            self._driver.post(lambda engine: engine.release(retained.lease))
+            self.driver.post(lambda engine: engine.release(retained.lease))

@@ -14,9 +14,10 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar, cast
 from wsgiref.simple_server import WSGIServer
 
 import prometheus_client
@@ -28,6 +29,7 @@ from observability.log import get_logger
 from rpc.server import join_address
 
 log = get_logger(__name__)
+T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -76,6 +78,17 @@ class StopSignals:
         """Until the first signal."""
         await self._asked.wait()
 
+    async def unless_asked(self, work: Awaitable[T]) -> T | None:
+        """The result of `work`, or None, and `work` cancelled, when a signal comes first."""
+        task = asyncio.ensure_future(work)
+        asked = asyncio.ensure_future(self._asked.wait())
+        try:
+            await asyncio.wait((task, asked), return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            task.cancel()
+            asked.cancel()
+
     async def bounded(self, work: Awaitable[None], limit_s: float, what: str) -> bool:
         """Await `work`, but no longer than `limit_s` nor past a second signal; whether it ended by itself."""
         task = asyncio.ensure_future(work)
@@ -112,6 +125,33 @@ def end_with_parent(parent_pid: int) -> None:
         raise ConfigError(f"cannot end with the parent process: {os.strerror(ctypes.get_errno())}")
     if os.getppid() != parent_pid:
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+async def in_daemon_thread(work: Callable[[], T], name: str) -> T:
+    """The result of `work`, run in a thread that does not keep the process alive when nobody waits for it any more."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+
+    def deliver(value: T | None, error: BaseException | None) -> None:
+        if result.done():
+            return  # nobody waits any more
+        if error is not None:
+            result.set_exception(error)
+        else:
+            result.set_result(cast("T", value))
+
+    def run() -> None:
+        value: T | None = None
+        failure: BaseException | None = None
+        try:
+            value = work()
+        except BaseException as error:  # noqa: BLE001 - it is the caller's, who gets it whole
+            failure = error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(deliver, value, failure)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await result
 
 
 class MetricsPort:

@@ -7,13 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from contracts.errors import ConfigError
-from rpc.process import FatalError, MetricsPort, StopSignals, run_process
+from rpc.process import FatalError, MetricsPort, StopSignals, in_daemon_thread, run_process
 
 
 async def test_the_first_signal_asks_and_the_second_hurries() -> None:
@@ -31,6 +32,21 @@ async def test_work_that_ends_in_time_or_fails_says_so() -> None:
         with pytest.raises(ValueError, match="inside"):
             await signals.bounded(_raise(ValueError("inside")), 60, "failing")
         assert await signals.bounded(_for_ever(), 0, "never") is False
+
+
+async def test_work_that_a_signal_overtakes_is_none() -> None:
+    async with StopSignals() as signals:
+        assert await signals.unless_asked(in_daemon_thread(lambda: 5, "five")) == 5
+        with pytest.raises(ConfigError):
+            await signals.unless_asked(in_daemon_thread(lambda: _refuse(), "refuse"))
+        block = threading.Event()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await signals.unless_asked(in_daemon_thread(block.wait, "slow")) is None
+        block.set()
+
+
+def _refuse() -> None:
+    raise ConfigError("no")
 
 
 async def _for_ever() -> None:
