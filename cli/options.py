@@ -115,6 +115,20 @@ class AddressType(click.ParamType[str]):
         return text
 
 
+class NameType(click.ParamType[str]):
+    """Text that must not be empty."""
+
+    name = "name"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text without white space around it."""
+        text = str(value).strip()
+        if not text:
+            self.fail(f"{value!r} must not be empty", param, ctx)
+        return text
+
+
+NAME = NameType()
 SIZE = SizeType()
 ADDRESS = AddressType()
 PORT = click.IntRange(0, MAX_PORT)

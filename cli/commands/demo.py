@@ -14,7 +14,7 @@ from cli.config import ClusterConfig, WorkerOptions, default_threads
 from cli.demo.questions import QUESTIONS
 from cli.demo.run import run_demo
 from cli.modelsource import fetch
-from cli.options import DTYPE, SectionedCommand, apply, option
+from cli.options import DTYPE, NAME, SectionedCommand, apply, option
 from engine.models.store import model_name
 
 NUM_WORKERS = 2
@@ -36,6 +36,7 @@ OPTIONS = (
     option(
         "--model",
         section="Model",
+        type=NAME,
         default="smollm2-135m-instruct",
         metavar="DIR|NAME|FILE.gguf|HUB_ID",
         help="A chat model.",

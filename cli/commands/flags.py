@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from cli.options import DTYPE, LOG_LEVEL, SECONDS, SIZE, Decorated, option
+from cli.options import DTYPE, LOG_LEVEL, NAME, SECONDS, SIZE, Decorated, option
 from observability.log import configure_logging
 from rpc.process import end_with_parent, run_process
 
@@ -18,9 +18,15 @@ MODEL_HELP = (
     "smollm2-135m-instruct, or a Hugging Face hub id."
 )
 
-model_option = option("--model", section="Model", required=True, metavar="DIR|NAME|FILE.gguf|HUB_ID", help=MODEL_HELP)
+model_option = option(
+    "--model", section="Model", required=True, type=NAME, metavar="DIR|NAME|FILE.gguf|HUB_ID", help=MODEL_HELP
+)
 served_name_option = option(
-    "--served-name", section="Model", metavar="NAME", help="Name that clients use. [default: the model's own name]"
+    "--served-name",
+    section="Model",
+    type=NAME,
+    metavar="NAME",
+    help="Name that clients use. [default: the model's own name]",
 )
 cache_dir_option = option(
     "--cache-dir",

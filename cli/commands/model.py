@@ -8,7 +8,7 @@ import click
 
 from cli.commands import flags
 from cli.modelsource import fetch as fetch_model
-from cli.options import SectionedCommand
+from cli.options import NAME, SectionedCommand
 
 
 @click.group("model")
@@ -17,7 +17,7 @@ def model() -> None:
 
 
 @model.command("fetch", cls=SectionedCommand)
-@click.argument("name", metavar="NAME")
+@click.argument("name", type=NAME, metavar="NAME")
 @flags.cache_dir_option
 def fetch(name: str, cache_dir: Path | None) -> None:
     """Fetch a model, convert it if need be, and print its directory.

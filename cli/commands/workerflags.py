@@ -11,7 +11,7 @@ from typing import TypedDict
 import click
 
 from cli.commands import flags
-from cli.options import ADDRESS, PORT, Decorated, option
+from cli.options import ADDRESS, NAME, PORT, Decorated, option
 from engine.build import ModelRuntimeConfig
 from engine.config import SchedulerConfig, SchedulingPolicy
 from engine.models.store import model_name
@@ -61,6 +61,7 @@ OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
     option(
         "--worker-id",
         section="Cluster",
+        type=NAME,
         metavar="NAME",
         help="Name of this worker, unlike any other's. [default: made of pool, host and process id]",
     ),
