@@ -101,15 +101,16 @@ def client_main() -> None:
     sys.stdout.buffer.write(msgspec.json.encode(answers))
 
 
-async def carry_out(plan: LoadPlan) -> tuple[LoadAnswer, ...]:
-    """Carry out `plan` in this process."""
+async def carry_out(plan: LoadPlan, transport: httpx.AsyncBaseTransport | None = None) -> tuple[LoadAnswer, ...]:
+    """Carry out `plan` in this process; over SSE through `transport`, None for the network."""
     if plan.protocol is Protocol.GRPC:
         async with open_channel(plan.address) as channel:
             await channel.channel_ready()
             stub = inference_pb2_grpc.InferenceStub(channel)
             return await _closed_loop(plan, lambda request: _ask_grpc(stub, plan.model, request))
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx.AsyncClient(base_url=plan.address, timeout=REQUEST_TIMEOUT_S, limits=limits) as client:
+    client = httpx.AsyncClient(base_url=plan.address, timeout=REQUEST_TIMEOUT_S, limits=limits, transport=transport)
+    async with client:
         return await _closed_loop(plan, lambda request: _ask_sse(client, plan.model, request))
 
 

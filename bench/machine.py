@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import platform
+import time
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,7 +29,32 @@ class MachineFacts:
     system: str
     python: str
     libraries: dict[str, str]
-    load_average: float  # of the last minute, when the bench began: other work on the machine
+
+
+@dataclass(frozen=True, slots=True)
+class CpuSeconds:
+    """CPU seconds up to one instant, of the whole machine and of this process with the children it has waited for."""
+
+    at_s: float
+    busy_s: float
+    own_s: float
+
+
+def cpu_seconds() -> CpuSeconds:
+    """The counts now. Time that the hypervisor gave to others counts as busy."""
+    every, own = psutil.cpu_times(), psutil.Process().cpu_times()
+    not_busy = every.idle
+    if psutil.LINUX:
+        not_busy += every.iowait + every.guest + every.guest_nice  # guests' time is in user time, too
+    own_s = own.user + own.system + own.children_user + own.children_system
+    return CpuSeconds(time.monotonic(), sum(every) - not_busy, own_s)
+
+
+def foreign_percent(begin: CpuSeconds, end: CpuSeconds, cores: int) -> float:
+    """Per cent of all cores' time from `begin` to `end` that others than this process and its children took."""
+    others_s = (end.busy_s - begin.busy_s) - (end.own_s - begin.own_s)
+    cores_s = (end.at_s - begin.at_s) * cores
+    return round(max(0.0, 100 * others_s / cores_s), 1) if cores_s > 0 else 0.0
 
 
 def machine_facts() -> MachineFacts:
@@ -42,7 +68,6 @@ def machine_facts() -> MachineFacts:
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
         libraries={name: _version(name) for name in ("torch", "transformers", "grpcio", "uvicorn")},
-        load_average=round(psutil.getloadavg()[0], 2),
     )
 
 

@@ -9,7 +9,7 @@ says what limits it. Does not know how anything is measured.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -63,15 +63,24 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A report and the machine it is from, as stored."""
+    """A report, the machine it is from and what else that was busy with, as stored."""
 
     machine: MachineFacts
     report: Report
+    foreign_cpu_percent: float  # of all cores, over the measurement
 
 
 def measure(name: str, unit: str, runs: Spread) -> Measure:
     """A Measure of a spread's runs."""
     return Measure(name, unit, runs.runs)
+
+
+def joined(parts: Sequence[tuple[str, Report]]) -> Report:
+    """One report of several of the same kind, each row and bar with its part's label before it; the rest is the first's."""
+    measures = tuple(replace(m, name=f"{label}: {m.name}") for label, report in parts for m in report.measures)
+    verdicts = tuple(replace(v, name=f"{label}: {v.name}") for label, report in parts for v in report.verdicts)
+    methods = " ".join(f"{label}: {report.method}" for label, report in parts)
+    return replace(parts[0][1], method=methods, measures=measures, verdicts=verdicts)
 
 
 def write(record: Record, folder: Path) -> None:
@@ -101,7 +110,7 @@ def markdown(record: Record) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     if report.notes:
         lines += ["", *(f"* {note}" for note in report.notes)]
-    return "\n".join([*lines, "", *_machine_lines(record.machine), ""])
+    return "\n".join([*lines, "", _origin(record), ""])
 
 
 def summary(records: Sequence[Record]) -> str:
@@ -143,10 +152,11 @@ def _met(verdict: Verdict) -> str:
     return "met" if verdict.met else "**missed**"
 
 
-def _machine_lines(machine: MachineFacts) -> list[str]:
+def _origin(record: Record) -> str:
+    machine = record.machine
     libraries = ", ".join(f"{name} {version}" for name, version in machine.libraries.items())
-    return [
-        f"{machine.date} · {machine.cpu} ({', '.join(machine.cpu_flags)}), {machine.cores} cores, "
-        f"{machine.memory_gib} GiB · {machine.system}, Python {machine.python} · {libraries} · "
-        f"load average before the run {machine.load_average}",
-    ]
+    return (
+        f"{machine.date} · {machine.cpu} ({', '.join(machine.cpu_flags)}), {machine.cores} cores, {machine.memory_gib} GiB · "
+        f"{machine.system}, Python {machine.python} · {libraries} · other work took {record.foreign_cpu_percent:g} % of the "
+        "cores during the measurement"
+    )

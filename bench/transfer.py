@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from bench.machine import machine_facts
+from bench.machine import cpu_seconds, foreign_percent, machine_facts
 from bench.progress import Say, say_on_stderr
 from bench.report import Measure, Record, Report, Verdict, markdown
 from bench.stats import Spread, ratio
@@ -205,7 +205,9 @@ def _memcpy(source: np.ndarray[tuple[int], np.dtype[np.uint8]], turns: Sequence[
 
 def main() -> None:
     """Measure once, without writing files."""
-    record = Record(machine_facts(), run_transfer(TransferBenchConfig(), say_on_stderr()))
+    facts, begin = machine_facts(), cpu_seconds()
+    report = run_transfer(TransferBenchConfig(), say_on_stderr())
+    record = Record(facts, report, foreign_percent(begin, cpu_seconds(), facts.cores))
     sys.stdout.buffer.write(msgspec.json.encode(record) + b"\n")
     sys.stderr.write(markdown(record))
 

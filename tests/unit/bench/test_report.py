@@ -5,8 +5,8 @@ import platform
 
 import pytest
 
-from bench.machine import machine_facts
-from bench.report import Measure, Record, Report, Verdict, markdown, number, read_all, write
+from bench.machine import CpuSeconds, cpu_seconds, foreign_percent, machine_facts
+from bench.report import Measure, Record, Report, Verdict, joined, markdown, number, read_all, write
 
 REPORT = Report(
     name="speed",
@@ -23,27 +23,36 @@ REPORT = Report(
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path):
-    record = Record(machine_facts(), REPORT)
+    record = Record(machine_facts(), REPORT, 1.5)
     write(record, tmp_path)
     assert read_all(tmp_path) == [record]
 
 
 def test_the_page_has_the_median_the_bars_and_the_note(tmp_path):
-    page = markdown(Record(machine_facts(), REPORT))
+    page = markdown(Record(machine_facts(), REPORT, 1.5))
     assert "| decode | ms | 2.00 | 1.00 | 3.00 | 3 |" in page
     assert "| fast enough | 2.50 x | ≥ 2.00 x | met |" in page
     assert "| small enough | 2.50 ms | ≤ 2.00 ms | **missed** |" in page
     assert "* a note" in page
+    assert "other work took 1.5 % of the cores" in page
 
 
 def test_the_summary_covers_every_record(tmp_path):
     facts = machine_facts()
-    write(Record(facts, REPORT), tmp_path)
-    write(Record(facts, Report("plain", "Plain", "x", "y", (Measure("a", "s", (1.0,)),))), tmp_path)
+    write(Record(facts, REPORT, 1.5), tmp_path)
+    write(Record(facts, Report("plain", "Plain", "x", "y", (Measure("a", "s", (1.0,)),)), 0.0), tmp_path)
     summary = (tmp_path / "README.md").read_text()
     assert "fast enough" in summary
     assert "small enough" in summary
     assert "plain.md" in summary
+
+
+def test_joined_reports_keep_every_row_under_its_label():
+    both = joined([("a", REPORT), ("b", REPORT)])
+    assert [m.name for m in both.measures] == ["a: decode", "b: decode"]
+    assert [v.name for v in both.verdicts[::2]] == ["a: fast enough", "b: fast enough"]
+    assert both.measures[1].runs == REPORT.measures[0].runs
+    assert both.name == REPORT.name
 
 
 def test_a_bar_counts_as_met_when_it_is_just_reached():
@@ -64,3 +73,19 @@ def test_the_facts_do_not_name_the_machine():
     assert platform.node() not in facts
     assert "/" + getpass.getuser() not in facts
     assert machine_facts().cores >= 1
+
+
+def test_foreign_work_is_what_is_busy_but_not_ours():
+    begin, end = CpuSeconds(10.0, 100.0, 50.0), CpuSeconds(20.0, 112.0, 55.0)
+    assert foreign_percent(begin, end, cores=2) == 35.0
+    assert (
+        foreign_percent(begin, CpuSeconds(20.0, 104.9, 55.0), cores=2) == 0.0
+    )  # the counters' grain is no foreign work
+    assert foreign_percent(begin, begin, cores=2) == 0.0
+
+
+def test_cpu_seconds_grow():
+    begin = cpu_seconds()
+    while cpu_seconds().own_s == begin.own_s:
+        sum(range(10_000))
+    assert cpu_seconds().busy_s >= begin.busy_s
