@@ -3,6 +3,7 @@
     permit() ──▶ running                       while fewer than max_running run
              ──▶ waiting ──▶ running           by priority, then by arrival
              ──▶ Overloaded(retry_after_s)     when max_waiting wait already
+             ──▶ Unavailable                   after close()
 
 A permit is given back once, when its `async with` block ends. Knows nothing of a request but its priority and deadline.
 """
@@ -17,7 +18,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from contracts.clock import Clock
-from contracts.errors import DeadlineExceeded, Overloaded
+from contracts.errors import DeadlineExceeded, Overloaded, Unavailable
 from router.config import AdmissionConfig
 
 _SMOOTHING = 0.1
@@ -35,6 +36,9 @@ class Admission:
         self._num_running = 0
         self._num_waiting = 0
         self._hold_s = 1.0  # smoothed time a permit is held
+        self._closed = False
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     @property
     def num_running(self) -> int:
@@ -46,11 +50,27 @@ class Admission:
         """Requests that wait for one."""
         return self._num_waiting
 
+    @property
+    def closed(self) -> bool:
+        """Whether nobody is let in any more."""
+        return self._closed
+
+    def close(self) -> None:
+        """Let nobody in from now on; those who wait still get their turn."""
+        self._closed = True
+
+    async def wait_idle(self) -> None:
+        """Return when nothing runs and nothing waits."""
+        await self._idle.wait()
+
     @asynccontextmanager
     async def permit(self, priority: int, deadline: float) -> AsyncIterator[None]:
         """Hold a permit for the block. Raises Overloaded at once, or DeadlineExceeded when `deadline` passes in the queue."""
+        if self._closed:
+            raise Unavailable("this router is stopping")
         if self._num_running < self._config.max_running:  # then nobody waits: a released permit goes to the queue first
             self._num_running += 1
+            self._idle.clear()
         else:
             await self._wait(priority, deadline)
         since = self._clock.now()
@@ -94,6 +114,8 @@ class Admission:
                 turn.set_result(None)
                 return
         self._num_running -= 1
+        if self._num_running == 0:
+            self._idle.set()
 
     def _retry_after_s(self) -> float:
         """When the queue will have moved by its own length, as far as past requests tell."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from contracts.clock import Clock
 from contracts.errors import DeadlineExceeded, DiptychError, InternalError, Unavailable, WorkerLost
@@ -42,6 +42,8 @@ from router.legs import (
 from router.pools import Claim, Pools
 from router.progress import Progress, as_exception
 
+_BOOKS_S = 0.5  # how long a finished answer waits for the prefill worker's account of the hand-off
+
 
 @dataclass(frozen=True, slots=True)
 class Means:
@@ -62,7 +64,7 @@ class Alarms:
         self._inbox = inbox
         self._tasks: list[asyncio.Task[None]] = []
 
-    def set(self, delay_s: float, error: DiptychError) -> None:
+    def set(self, delay_s: float, error: DiptychError | None) -> None:
         """Put TimeUp(error) into the inbox after `delay_s`."""
         self._tasks.append(asyncio.ensure_future(self._ring(delay_s, error)))
 
@@ -71,7 +73,7 @@ class Alarms:
         for task in self._tasks:
             task.cancel()
 
-    async def _ring(self, delay_s: float, error: DiptychError) -> None:
+    async def _ring(self, delay_s: float, error: DiptychError | None) -> None:
         await self._clock.sleep(delay_s)
         self._inbox.put_nowait(TimeUp(error))
 
@@ -106,7 +108,7 @@ class Alone:
                         self._progress.avoid.add(self._decode.ref)
                         raise error
                     case TimeUp(error):
-                        raise error
+                        raise error or _deadline()
                     case event:
                         raise InternalError(f"{type(event).__name__} came to a request that runs alone")
         finally:
@@ -129,8 +131,9 @@ class HandOver:
         self._decode_claim: Claim | None = None
         self._first_came = False
         self._committed = False
+        self._settled = False  # hand-off stats and prefill stages are in, or will not come
         self._decode_error: DiptychError | None = None
-        self._early: list[TokenDelta] = []  # of decode, before the first token came over the other connection
+        self._early: list[TokenDelta] = []  # decode's news that must wait for news of the prefill worker
 
     async def deltas(self) -> AsyncGenerator[TokenDelta, None]:
         """See the module."""
@@ -172,15 +175,18 @@ class HandOver:
                 if handoff_id == self._target.handoff_id:
                     self._on_decode_failed(error)
             case TimeUp(error):
-                raise error
-        return ()
+                self._settled = True
+                if error is not None:
+                    raise error
+        return self._held_back()
 
     def _on_first(self, delta: TokenDelta) -> Sequence[TokenDelta]:
         self._first_came = True
         if delta.error is not None:
             self._progress.avoid.add(self._prefill.ref)
-        early, self._early = self._early, []
-        return (delta, *early)
+        elif delta.finish_reason is None:
+            delta = replace(delta, stages=None)  # they come again, whole, with the hand-off
+        return (delta, *self._held_back())
 
     def _on_decode(self, delta: TokenDelta) -> Sequence[TokenDelta]:
         if delta.request_id != self._target.handoff_id:
@@ -189,22 +195,31 @@ class HandOver:
             self._on_decode_failed(as_exception(delta.error))
             return ()
         self._committed = True
-        if self._first_came:
-            return (delta,)
         self._early.append(delta)
-        return ()
+        return self._held_back()
+
+    def _held_back(self) -> Sequence[TokenDelta]:
+        """What of decode's news may go on: nothing before the first token, and the last not before the hand-off's books."""
+        if not self._first_came:
+            return ()
+        ready, self._early = self._early, []
+        if ready and ready[-1].finish_reason is not None and not self._settled:
+            self._early = [ready.pop()]
+            self._alarms.set(_BOOKS_S, None)
+        return ready
 
     def _on_handed_off(self, event: HandedOff) -> None:
         if event.handoff_id != self._target.handoff_id:
             raise InternalError(f"hand-off {event.handoff_id} succeeded, which is not the one that was asked for")
-        self._committed = True
+        self._committed = self._settled = True
         self._progress.handoff = event.stats
         self._progress.stages = self._progress.stages.merged(event.stages)
         if self._decode_error is not None:
             raise self._decode_error
 
     def _on_prefill_ended(self, error: DiptychError | None) -> None:
-        if self._committed:  # decode has all it needs
+        if self._committed and self._first_came:  # decode has all it needs
+            self._settled = True
             return
         if isinstance(error, WorkerLost):
             self._means.pools.suspect(self._prefill.ref)

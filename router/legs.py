@@ -87,9 +87,9 @@ class DecodeLost:
 
 @dataclass(frozen=True, slots=True)
 class TimeUp:
-    """A timer of the flow fired."""
+    """A timer of the attempt rang; `error` None means: wait no longer, go on with what there is."""
 
-    error: DiptychError
+    error: DiptychError | None
 
 
 Event = PrefillTokens | HandedOff | HandoffFailed | PrefillEnded | DecodeTokens | DecodeLost | TimeUp

@@ -1,0 +1,163 @@
+"""The door for gRPC clients, and the door for workers: messages to domain values and back, nothing else.
+
+    GenerateRequest ──ask_from_pb──▶ Ask ──▶ service ──▶ Piece ──piece_to_pb──▶ GenerateResponse
+
+Errors are raised as DiptychError; `rpc.server` makes statuses of them. A call that its client cancels closes the answer,
+which frees everything. Does not know HTTP, or how an answer is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+
+import grpc
+
+from contracts.errors import InvalidRequest
+from contracts.pb.diptych.v1 import inference_pb2 as pb
+from contracts.pb.diptych.v1 import inference_pb2_grpc, registry_pb2, registry_pb2_grpc
+from contracts.wire import (
+    finish_to_pb,
+    handoff_stats_to_pb,
+    logprob_to_pb,
+    sampling_from_pb,
+    stages_to_pb,
+)
+from contracts.wire_handoff import worker_info_from_pb, worker_load_from_pb, worker_ref_from_pb
+from router.chat_template import Conversation, Message
+from router.exchange import Ask, ChatPrompt, Piece, Prompt, Route, TextPrompt, TokenPrompt
+from router.model_card import ModelCard
+from router.registry import Registry
+from router.service import Inference
+
+INFERENCE_SERVICE: str = pb.DESCRIPTOR.services_by_name["Inference"].full_name
+REGISTRY_SERVICE: str = registry_pb2.DESCRIPTOR.services_by_name["Registry"].full_name
+CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
+_ROUTE_FROM_PB = {pb.ROUTE_DISAGGREGATED: Route.DISAGGREGATED, pb.ROUTE_COLOCATED: Route.COLOCATED}
+_ROUTE_TO_PB = {value: key for key, value in _ROUTE_FROM_PB.items()}
+_GenerateContext = grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]
+_ListContext = grpc.aio.ServicerContext[pb.ListModelsRequest, pb.ListModelsResponse]
+_AnnounceContext = grpc.aio.ServicerContext[registry_pb2.AnnounceRequest, registry_pb2.AnnounceResponse]
+_LeaveContext = grpc.aio.ServicerContext[registry_pb2.LeaveRequest, registry_pb2.LeaveResponse]
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServicer):
+    """Serves Inference. `new_id` names requests whose clients did not."""
+
+    def __init__(self, service: Inference, timeout_s: float, new_id: Callable[[], str]) -> None:
+        self._service = service
+        self._timeout_s = timeout_s
+        self._new_id = new_id
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: _GenerateContext
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        """See the service's definition."""
+        ask = ask_from_pb(request, self._service.card, self._new_id, _traceparent(context))
+        client_s = context.time_remaining()
+        timeout_s = self._timeout_s if client_s is None else min(client_s, self._timeout_s)
+        async with aclosing(self._service.answer(ask, timeout_s)) as pieces:
+            async for piece in pieces:
+                yield piece_to_pb(ask.request_id, piece)
+
+    async def ListModels(self, request: pb.ListModelsRequest, context: _ListContext) -> pb.ListModelsResponse:
+        """See the service's definition."""
+        del request, context
+        return pb.ListModelsResponse(
+            models=[pb.Model(name=self._service.card.name, max_model_len=self._service.max_model_len())]
+        )
+
+
+class RegistryServicer(registry_pb2_grpc.RegistryServicer):
+    """Serves Registry over any registry."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    async def Announce(
+        self, request: registry_pb2.AnnounceRequest, context: _AnnounceContext
+    ) -> registry_pb2.AnnounceResponse:
+        """See the service's definition."""
+        del context
+        info, load = worker_info_from_pb(request.info), worker_load_from_pb(request.load)
+        return registry_pb2.AnnounceResponse(ttl_s=await self._registry.announce(info, load))
+
+    async def Leave(self, request: registry_pb2.LeaveRequest, context: _LeaveContext) -> registry_pb2.LeaveResponse:
+        """See the service's definition."""
+        del context
+        await self._registry.leave(worker_ref_from_pb(request.ref))
+        return registry_pb2.LeaveResponse()
+
+
+def ask_from_pb(message: pb.GenerateRequest, card: ModelCard, new_id: Callable[[], str], traceparent: str) -> Ask:
+    """Raises InvalidRequest naming the field that is missing or not known."""
+    return Ask(
+        request_id=message.request_id or new_id(),
+        prompt=_prompt_from_pb(message),
+        sampling=sampling_from_pb(message.sampling, card.sampling()),
+        model=message.model,
+        fill_context=not message.sampling.HasField("max_tokens"),
+        stop=tuple(message.stop),
+        skip_special_tokens=message.skip_special_tokens if message.HasField("skip_special_tokens") else True,
+        priority=message.priority,
+        route=_route_from_pb(message.route),
+        traceparent=traceparent,
+    )
+
+
+def piece_to_pb(request_id: str, piece: Piece) -> pb.GenerateResponse:
+    """One piece of the answer on the wire."""
+    message = pb.GenerateResponse(
+        request_id=request_id,
+        text=piece.text,
+        token_ids=piece.token_ids,
+        logprobs=[logprob_to_pb(entry) for entry in piece.logprobs],
+        prompt_logprobs=[logprob_to_pb(entry) for entry in piece.prompt_logprobs],
+    )
+    ending = piece.ending
+    if ending is None:
+        return message
+    message.finish_reason = finish_to_pb(ending.reason)
+    message.stop_string = ending.stop if isinstance(ending.stop, str) else ""
+    message.usage.prompt_tokens = ending.usage.prompt_tokens
+    message.usage.completion_tokens = ending.usage.completion_tokens
+    message.usage.cached_tokens = ending.usage.cached_tokens
+    message.stages.CopyFrom(stages_to_pb(ending.stages))
+    if ending.handoff is not None:
+        message.handoff.CopyFrom(handoff_stats_to_pb(ending.handoff))
+    message.route = _ROUTE_TO_PB[ending.route]
+    return message
+
+
+def _prompt_from_pb(message: pb.GenerateRequest) -> Prompt:
+    match message.WhichOneof("input"):
+        case "text":
+            return TextPrompt(message.text)
+        case "token_ids":
+            return TokenPrompt(tuple(message.token_ids.ids))
+        case "chat":
+            turns = tuple(_message_from_pb(i, turn) for i, turn in enumerate(message.chat.messages))
+            if not turns:
+                raise InvalidRequest("chat.messages", 0, "must have at least 1 message")
+            return ChatPrompt(Conversation(turns))
+        case _:
+            raise InvalidRequest("input", None, "one of text, token_ids and chat must be set")
+
+
+def _message_from_pb(index: int, turn: pb.ChatMessage) -> Message:
+    if turn.role not in CHAT_ROLES:
+        raise InvalidRequest(f"chat.messages[{index}].role", turn.role, f"must be one of {', '.join(CHAT_ROLES)}")
+    return Message(turn.role, turn.content)
+
+
+def _route_from_pb(value: pb.Route.ValueType) -> Route | None:
+    if value == pb.ROUTE_UNSPECIFIED:
+        return None
+    if value not in _ROUTE_FROM_PB:
+        raise InvalidRequest("route", value, "must be a known value of Route")
+    return _ROUTE_FROM_PB[value]
+
+
+def _traceparent(context: _GenerateContext) -> str:
+    metadata = context.invocation_metadata() or ()
+    return next((str(value) for key, value in metadata if key == "traceparent"), "")

@@ -1,0 +1,154 @@
+"""One answer over HTTP: streamed or whole, given up the moment the client leaves.
+
+    first piece ──▶ 200, events … [DONE]        an error before it ──▶ its status and body
+                                                an error after it  ──▶ a last event, then [DONE]; never a silent close
+
+The client's leaving is heard while the answer is being made, in both forms, and cancels it at once. Does not know how
+answers are made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from contracts.errors import DiptychError, ErrorCode, InternalError, InvalidRequest, Overloaded
+from observability.log import get_logger
+from router.exchange import Piece
+from router.openai_format import DONE, Format, error_body, event
+
+log = get_logger(__name__)
+
+_STATUS: Mapping[ErrorCode, tuple[int, str]] = {
+    ErrorCode.INVALID_ARGUMENT: (400, "invalid_request_error"),
+    ErrorCode.NOT_FOUND: (404, "invalid_request_error"),
+    ErrorCode.DEADLINE_EXCEEDED: (408, "timeout_error"),
+    ErrorCode.RESOURCE_EXHAUSTED: (429, "rate_limit_error"),
+    ErrorCode.CANCELLED: (499, "cancelled_error"),
+    ErrorCode.INTERNAL: (500, "server_error"),
+    ErrorCode.FAILED_PRECONDITION: (500, "server_error"),
+    ErrorCode.UNAVAILABLE: (503, "server_error"),
+}
+_CODES: Mapping[ErrorCode, str] = {
+    ErrorCode.NOT_FOUND: "model_not_found",
+    ErrorCode.DEADLINE_EXCEEDED: "request_timeout",
+    ErrorCode.RESOURCE_EXHAUSTED: "overloaded",
+    ErrorCode.UNAVAILABLE: "unavailable",
+}
+
+
+def error_parts(error: DiptychError) -> tuple[int, bytes, dict[str, str]]:
+    """Status, body and headers that say `error` in OpenAI's way."""
+    status, kind = _STATUS[error.code]
+    param = error.field if isinstance(error, InvalidRequest) else None
+    if error.code is ErrorCode.NOT_FOUND:
+        param = "model"
+    code = _CODES.get(error.code)
+    if isinstance(error, InvalidRequest) and "context of" in error.limit:
+        code = "context_length_exceeded"
+    headers = {}
+    if isinstance(error, Overloaded):
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    return status, error_body(error.message, kind, param, code), headers
+
+
+def error_response(error: DiptychError, request_id: str | None = None) -> Response:
+    """The same as a response."""
+    status, body, headers = error_parts(error)
+    if request_id is not None:
+        headers["X-Request-Id"] = request_id
+    return Response(body, status, headers, media_type="application/json")
+
+
+class AnswerResponse(Response):
+    """Runs one answer and sends it. Owns the answer: it is closed before this returns, whatever happened."""
+
+    def __init__(self, pieces: AsyncGenerator[Piece, None], form: Format, stream: bool, request_id: str) -> None:
+        super().__init__()
+        self._pieces = pieces
+        self._form = form
+        self._stream = stream
+        self._request_id = request_id
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI: make the answer beside a watch for the client's leaving; whichever ends first ends both."""
+        del scope
+        making = asyncio.ensure_future(self._make(send))
+        leaving = asyncio.ensure_future(_left(receive))
+        try:
+            await asyncio.wait((making, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            if not making.done():
+                making.cancel()
+            await asyncio.wait((making, leaving))
+        if not making.cancelled():
+            making.result()
+
+    async def _make(self, send: Send) -> None:
+        try:
+            async with aclosing(self._pieces) as pieces:
+                await (self._send_events(pieces, send) if self._stream else self._send_whole(pieces, send))
+        except DiptychError as error:
+            await self._send_error(error, send)
+        except Exception as error:  # noqa: BLE001 - a fault of ours costs this request, is logged, and is said aloud
+            log.error("answer failed", error, request_id=self._request_id)
+            await self._send_error(InternalError("a fault of this server; its log has the request id"), send)
+
+    async def _send_whole(self, pieces: AsyncGenerator[Piece, None], send: Send) -> None:
+        answer = joined([piece async for piece in pieces])
+        await self._send_body(200, self._form.whole(answer), {}, send)
+
+    async def _send_events(self, pieces: AsyncGenerator[Piece, None], send: Send) -> None:
+        async for piece in pieces:
+            data = self._form.chunk(piece)
+            if not self._started:
+                await self._send_head(200, b"text/event-stream; charset=utf-8", {"Cache-Control": "no-cache"}, send)
+                data = self._form.opening(piece) + data
+            if piece.ending is not None:
+                data += self._form.closing(piece.ending) + DONE
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_error(self, error: DiptychError, send: Send) -> None:
+        status, body, headers = error_parts(error)
+        if self._started:
+            await send({"type": "http.response.body", "body": event(body) + DONE, "more_body": False})
+        else:
+            await self._send_body(status, body, headers, send)
+
+    async def _send_body(self, status: int, body: bytes, headers: Mapping[str, str], send: Send) -> None:
+        await self._send_head(status, b"application/json", {**headers, "Content-Length": str(len(body))}, send)
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _send_head(self, status: int, content_type: bytes, headers: Mapping[str, str], send: Send) -> None:
+        self._started = True
+        raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        raw += [(b"content-type", content_type), (b"x-request-id", self._request_id.encode())]
+        await send({"type": "http.response.start", "status": status, "headers": raw})
+
+
+def joined(pieces: Sequence[Piece]) -> Piece:
+    """All pieces of an answer as one."""
+    return Piece(
+        text="".join(piece.text for piece in pieces),
+        token_ids=tuple(i for piece in pieces for i in piece.token_ids),
+        logprobs=tuple(entry for piece in pieces for entry in piece.logprobs),
+        prompt_token_ids=pieces[0].prompt_token_ids if pieces else (),
+        prompt_logprobs=tuple(entry for piece in pieces for entry in piece.prompt_logprobs),
+        ending=pieces[-1].ending if pieces else None,
+    )
+
+
+async def _left(receive: Receive) -> None:
+    """Return when the client has gone; its body was read before."""
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return

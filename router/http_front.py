@@ -1,0 +1,215 @@
+"""The door for OpenAI clients: routes, headers, bodies and their limits.
+
+    POST /v1/chat/completions · /v1/completions      GET /v1/models · /health · /version · /metrics
+
+Everything that is refused here or deeper becomes {"error": {message, type, param, code}} with its status. Does not know
+how answers are made, or the forms that they are sent in.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from contracts.errors import DiptychError, InvalidRequest
+from contracts.worker import WorkerKind
+from observability.metrics import RouterMetrics
+from router.exchange import Ask
+from router.http_answer import AnswerResponse, error_response
+from router.openai_format import ChatFormat, CompletionFormat, Format, Frame, Json, error_body, render
+from router.openai_schema import ChatBody, CommonBody, CompletionBody, chat_ask, completion_ask, parse
+from router.registry import Registry
+from router.service import Inference
+
+MAX_REQUEST_ID_CHARS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class FrontLimits:
+    """What one HTTP request may cost."""
+
+    max_body_bytes: int
+    request_timeout_s: float
+
+
+class HttpFront:
+    """Owns the ASGI application `app`. `new_id` names requests whose clients did not."""
+
+    def __init__(
+        self,
+        service: Inference,
+        registry: Registry,
+        metrics: RouterMetrics,
+        limits: FrontLimits,
+        new_id: Callable[[], str],
+    ) -> None:
+        self._service = service
+        self._registry = registry
+        self._metrics = metrics
+        self._limits = limits
+        self._new_id = new_id
+        self._started_at = int(time.time())
+        self.app = Starlette(
+            routes=[
+                Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
+                Route("/v1/completions", self._guarded(self._completion), methods=["POST"]),
+                Route("/v1/models", self._models),
+                Route("/v1/models/{name:path}", self._guarded(self._model)),
+                Route("/health", self._health),
+                Route("/version", self._version),
+                Route("/metrics", self._show_metrics),
+            ],
+            exception_handlers={HTTPException: _on_http_exception},
+        )
+
+    async def _chat(self, request: Request, request_id: str) -> Response:
+        body = parse(ChatBody, await self._body(request))
+        ask = chat_ask(body, self._service.card, request_id, _traceparent(request))
+        frame = self._frame(body, f"chatcmpl-{request_id}", logprobs=body.logprobs is True)
+        return self._answer(ask, ChatFormat(frame), body)
+
+    async def _completion(self, request: Request, request_id: str) -> Response:
+        body = parse(CompletionBody, await self._body(request))
+        ask = completion_ask(body, self._service.card, request_id, _traceparent(request))
+        frame = self._frame(body, f"cmpl-{request_id}", logprobs=body.logprobs is not None)
+        return self._answer(ask, CompletionFormat(frame), body)
+
+    def _answer(self, ask: Ask, form: Format, body: CommonBody) -> Response:
+        pieces = self._service.answer(ask, self._limits.request_timeout_s)
+        return AnswerResponse(pieces, form, body.stream is True, ask.request_id)
+
+    def _frame(self, body: CommonBody, response_id: str, *, logprobs: bool) -> Frame:
+        card = self._service.card
+        return Frame(
+            response_id=response_id,
+            created=int(time.time()),
+            model=card.name,
+            fingerprint=card.fingerprint,
+            tokenizer=card.tokenizer,
+            usage_chunk=body.wants_usage_chunk,
+            stages=body.wants_stages,
+            token_ids=body.return_token_ids is True,
+            logprobs=logprobs,
+        )
+
+    def _guarded(
+        self, endpoint: Callable[[Request, str], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """An endpoint whose errors are said in OpenAI's way, and whose request has a name."""
+
+        async def call(request: Request) -> Response:
+            request_id: str | None = None
+            try:
+                request_id = _request_id(request) or self._new_id()
+                return await endpoint(request, request_id)
+            except _Refused as refusal:
+                return refusal.response
+            except DiptychError as error:
+                return error_response(error, request_id)
+            except ClientDisconnect:
+                return Response(status_code=499)  # nobody reads it
+
+        return call
+
+    async def _body(self, request: Request) -> bytes:
+        """The whole body. Raises _Refused over the limit, before it is read where its length is said."""
+        content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+        if content_type != "application/json":
+            raise _Refused(
+                415, f"Content-Type: got {content_type!r}, must be application/json", "unsupported_media_type"
+            )
+        limit = self._limits.max_body_bytes
+        said = request.headers.get("content-length", "")
+        if said.isdecimal() and int(said) > limit:
+            raise _too_large(int(said), limit)
+        parts: list[bytes] = []
+        size = 0
+        async for part in request.stream():
+            size += len(part)
+            if size > limit:
+                raise _too_large(size, limit)
+            parts.append(part)
+        return b"".join(parts)
+
+    async def _models(self, request: Request) -> Response:
+        del request
+        return _json({"object": "list", "data": [self._model_json()]})
+
+    async def _model(self, request: Request, request_id: str) -> Response:
+        del request_id
+        self._service.check_model(request.path_params["name"])
+        return _json(self._model_json())
+
+    def _model_json(self) -> dict[str, Json]:
+        return {
+            "id": self._service.card.name,
+            "object": "model",
+            "created": self._started_at,
+            "owned_by": "diptych",
+            "root": self._service.card.name,
+            "parent": None,
+            "max_model_len": self._service.max_model_len(),
+        }
+
+    async def _health(self, request: Request) -> Response:
+        """200 only when a request can be served: the body says what there is, and what is missing."""
+        del request
+        ready = {kind.value: len(self._registry.ready(kind)) for kind in WorkerKind}
+        missing = [f"no {kind} worker is ready" for kind, count in ready.items() if count == 0]
+        servable = ready[WorkerKind.DECODE.value] > 0 and not self._service.stopping
+        state = "stopping" if self._service.stopping else "ok" if servable else "unavailable"
+        return _json({"status": state, "ready": ready, "missing": missing}, 200 if servable else 503)
+
+    async def _version(self, request: Request) -> Response:
+        del request
+        return _json({"version": importlib.metadata.version("diptych")})
+
+    async def _show_metrics(self, request: Request) -> Response:
+        del request
+        return Response(self._metrics.render(), media_type="text/plain; version=0.0.4")
+
+
+class _Refused(Exception):
+    """A refusal with a status of HTTP's own."""
+
+    def __init__(self, status: int, message: str, code: str) -> None:
+        super().__init__(message)
+        body = error_body(message, "invalid_request_error", None, code)
+        # The rest of the body is not read, so the connection cannot be used again.
+        self.response = Response(body, status, {"Connection": "close"}, media_type="application/json")
+
+
+def _too_large(num_bytes: int, limit: int) -> _Refused:
+    return _Refused(413, f"body: got {num_bytes} bytes, at most {limit} are read", "body_too_large")
+
+
+def _request_id(request: Request) -> str:
+    given = request.headers.get("x-request-id", "")
+    if len(given) > MAX_REQUEST_ID_CHARS or not (given.isascii() and (given.isprintable() or not given)):
+        raise InvalidRequest(
+            "X-Request-Id", given, f"must be printable ASCII of at most {MAX_REQUEST_ID_CHARS} characters"
+        )
+    return given
+
+
+def _traceparent(request: Request) -> str:
+    return request.headers.get("traceparent", "")
+
+
+def _json(value: Json, status: int = 200) -> Response:
+    return Response(render(value), status, media_type="application/json")
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    body = error_body(message, "invalid_request_error", None, error.detail.lower().replace(" ", "_"))
+    return Response(body, error.status_code, error.headers, media_type="application/json")

@@ -1,0 +1,204 @@
+"""A running router: its parts put together, its two doors opened, and both closed in the right order.
+
+    start ──▶ serving ──drain──▶ new requests refused, running ones end ──stop──▶ ports given back
+
+While it drains, workers still announce themselves, so that running requests can be retried. Does not know flags or
+signals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import uvicorn
+
+from contracts.clock import Clock
+from contracts.errors import ConfigError
+from contracts.pb.diptych.v1 import inference_pb2_grpc, registry_pb2_grpc
+from contracts.worker import WorkerKind
+from observability.log import get_logger
+from observability.metrics import RouterMetrics, WorkerSample
+from router.admission import Admission
+from router.attempts import Means
+from router.choice import Chooser
+from router.config import HttpConfig, RouterConfig
+from router.flow import Flow
+from router.grpc_front import INFERENCE_SERVICE, REGISTRY_SERVICE, InferenceServicer, RegistryServicer
+from router.http_front import FrontLimits, HttpFront
+from router.model_card import load_model_card
+from router.policies import make_policy
+from router.pools import Pools
+from router.registry import EmbeddedRegistry
+from router.service import Inference
+from rpc.server import RpcServer, join_address
+
+log = get_logger(__name__)
+_EXPIRY_CHECKS_PER_TTL = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where a router listens."""
+
+    http: int
+    grpc: int
+
+
+class RouterServer:
+    """Owns everything that runs in a router process. Must be made in a running event loop; `stop` gives all back."""
+
+    def __init__(self, config: RouterConfig, clock: Clock) -> None:
+        """Reads the model directory; raises ConfigError naming what is wrong with it or with the configuration."""
+        self._config = config
+        self._clock = clock
+        self._registry = EmbeddedRegistry(config.registry, config.model_name, clock)
+        self._pools = Pools(self._registry, config.channel)
+        self._admission = Admission(config.admission, clock)
+        card = load_model_card(config.model_dir, config.model_name)
+        metrics = RouterMetrics(config.model_name, self._sample_workers, self._count_requests)
+        policies = {
+            WorkerKind.PREFILL: make_policy(config.policies.prefill),
+            WorkerKind.DECODE: make_policy(config.policies.decode),
+        }
+        means = Means(self._pools, Chooser(self._pools, policies), clock, config.retry, new_id)
+        service = Inference(card, self._admission, Flow(means, metrics), self._registry, clock, metrics)
+        limits = FrontLimits(config.http.max_body_bytes, config.request_timeout_s)
+        self._http = _HttpServer(config.http, HttpFront(service, self._registry, metrics, limits, new_id))
+        self._grpc = RpcServer(config.grpc, (INFERENCE_SERVICE, REGISTRY_SERVICE))
+        servicer = InferenceServicer(service, config.request_timeout_s, new_id)
+        inference_pb2_grpc.add_InferenceServicer_to_server(servicer, self._grpc.grpc_server)
+        registry_pb2_grpc.add_RegistryServicer_to_server(RegistryServicer(self._registry), self._grpc.grpc_server)
+        self._housekeeping: asyncio.Task[None] | None = None
+
+    async def start(self) -> Ports:
+        """Open both doors. Raises ConfigError when a port is busy; then nothing stays open."""
+        http_port = self._http.bind()
+        try:
+            grpc_port = await self._grpc.start()
+        except ConfigError:
+            await self._http.stop(0.0)
+            raise
+        await self._http.start()
+        self._housekeeping = asyncio.ensure_future(self._keep_house())
+        config = self._config
+        log.info(
+            "ready",
+            model=config.model_name,
+            http=join_address(config.http.host, http_port),
+            grpc=join_address(config.grpc.host, grpc_port),
+        )
+        return Ports(http_port, grpc_port)
+
+    async def drain(self) -> None:
+        """Refuse new requests; return when the running ones have ended."""
+        self._admission.close()
+        await self._grpc.set_serving(False)
+        await self._admission.wait_idle()
+
+    async def stop(self) -> None:
+        """Close both doors, cancel what still runs, give everything back. Idempotent."""
+        self._admission.close()
+        housekeeping, self._housekeeping = self._housekeeping, None
+        if housekeeping is not None:
+            housekeeping.cancel()
+            await asyncio.wait((housekeeping,))
+        await self._http.stop(1.0)
+        await self._grpc.stop(1.0)
+        await self._pools.close()
+
+    async def _keep_house(self) -> None:
+        """Forget silent workers, and let gRPC health follow whether a request can be served."""
+        while True:
+            self._registry.expire()
+            if not self._admission.closed:
+                await self._grpc.set_serving(bool(self._registry.ready(WorkerKind.DECODE)))
+            await self._clock.sleep(self._config.registry.ttl_s / _EXPIRY_CHECKS_PER_TTL)
+
+    def _sample_workers(self) -> list[WorkerSample]:
+        return [
+            WorkerSample(
+                worker_id=w.info.ref.worker_id,
+                pool=w.info.kind.value,
+                state="suspect" if w.suspect else w.load.state.value,
+                epoch=w.info.ref.epoch,
+                num_running=w.load.num_running,
+                num_waiting=w.load.num_waiting,
+                num_queued_tokens=w.load.num_queued_tokens,
+                kv_usage=w.load.kv_usage,
+            )
+            for w in self._registry.workers()
+        ]
+
+    def _count_requests(self) -> tuple[int, int]:
+        return self._admission.num_running, self._admission.num_waiting
+
+
+class _HttpServer:
+    """uvicorn on a socket of our own, without its signal handlers."""
+
+    def __init__(self, config: HttpConfig, front: HttpFront) -> None:
+        self._config = config
+        self._socket: socket.socket | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._server = _Uvicorn(
+            uvicorn.Config(
+                front.app,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=config.keep_alive_s,
+            )
+        )
+
+    def bind(self) -> int:
+        """Take the port and return it. Raises ConfigError when it cannot be had."""
+        host, port = self._config.host.strip("[]"), self._config.port
+        try:
+            family, kind, proto, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            self._socket = socket.socket(family, kind, proto)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind(place)
+        except OSError as error:
+            if self._socket is not None:
+                self._socket.close()
+            raise ConfigError(f"cannot listen on {join_address(host, port)}: {error.strerror or error}") from error
+        return int(self._socket.getsockname()[1])
+
+    async def start(self) -> None:
+        """Accept requests from now on."""
+        assert self._socket is not None
+        self._task = asyncio.ensure_future(self._server.serve(sockets=[self._socket]))
+        while not self._server.started and not self._task.done():
+            await asyncio.sleep(0)
+        if self._task.done():
+            await self._task
+
+    async def stop(self, grace_s: float) -> None:
+        """Accept nothing, let running answers end within `grace_s`, cancel the rest. Idempotent."""
+        task, self._task = self._task, None
+        if task is not None:
+            self._server.config.timeout_graceful_shutdown = max(1, round(grace_s))
+            self._server.should_exit = True
+            await task
+        if self._socket is not None:
+            self._socket.close()
+
+
+class _Uvicorn(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the process's, not a server's."""
+        yield
+
+
+def new_id() -> str:
+    """Unique for ever."""
+    return uuid.uuid4().hex

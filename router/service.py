@@ -1,0 +1,232 @@
+"""The router's onion, for every front alike: permit → validate → tokenise once → choose and run → stream.
+
+    Ask ──▶ answer ──▶ Piece, Piece, … , Piece(ending)
+
+The layers are the methods of `Inference`, in this order. Errors are DiptychError, raised before the first piece or between
+two; closing the generator cancels everything that the request holds. Does not know HTTP or gRPC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from contracts.clock import Clock
+from contracts.errors import DiptychError, InvalidRequest, ModelNotFound
+from contracts.request import FinishReason, GenerationRequest, TokenDelta
+from contracts.sampling import SamplingParams
+from contracts.worker import WorkerKind
+from observability.log import get_logger
+from observability.metrics import RequestSample, RouterMetrics
+from observability.stages import StageTimes
+from router.admission import Admission
+from router.exchange import Ask, ChatPrompt, Ending, Piece, TextPrompt, TokenPrompt, Usage
+from router.flow import Flow
+from router.model_card import ModelCard
+from router.progress import Job, Progress
+from router.registry import Registry
+from router.wording import Said, Wording
+
+log = get_logger(__name__)
+MAX_STOPS = 16
+MAX_STOP_CHARS = 1024
+
+
+@dataclass(slots=True)
+class _Times:
+    """Instants of one request on the router's clock, and what they add up to."""
+
+    arrived: float
+    admitted: float | None = None
+    first_heard: float | None = None
+    first_given: float | None = None
+    last_given: float | None = None
+
+
+class Inference:
+    """Answers asks. Owns nothing: its parts are made by `router.server`."""
+
+    def __init__(
+        self,
+        card: ModelCard,
+        admission: Admission,
+        flow: Flow,
+        registry: Registry,
+        clock: Clock,
+        metrics: RouterMetrics,
+    ) -> None:
+        self.card = card
+        self._admission = admission
+        self._flow = flow
+        self._registry = registry
+        self._clock = clock
+        self._metrics = metrics
+
+    async def answer(self, ask: Ask, timeout_s: float) -> AsyncGenerator[Piece, None]:
+        """The answer in pieces, the last with an ending. `timeout_s` is this request's whole time."""
+        times = _Times(self._clock.now())
+        progress: Progress | None = None
+        outcome = "CANCELLED"
+        try:
+            async with self._admission.permit(ask.priority, times.arrived + timeout_s):
+                times.admitted = self._clock.now()
+                self._validate(ask)
+                progress = self._flow.start(await self._tokenise(ask, times.arrived + timeout_s))
+                async with aclosing(self._stream(ask, progress, times)) as pieces:
+                    async for piece in pieces:
+                        if piece.ending is not None:
+                            outcome = piece.ending.reason.value
+                        yield piece
+        except DiptychError as error:
+            outcome = error.code.value
+            raise
+        finally:
+            sample = self._sample(outcome, progress, times)
+            self._metrics.request_finished(sample)
+            log.info(
+                "request",
+                request_id=ask.request_id,
+                outcome=sample.outcome,
+                route=sample.route,
+                prompt_tokens=sample.num_prompt_tokens,
+                cached_tokens=sample.num_cached_tokens,
+                output_tokens=sample.num_output_tokens,
+                ttft_s=sample.ttft_s,
+                e2e_s=sample.e2e_s,
+            )
+
+    @property
+    def stopping(self) -> bool:
+        """Whether new requests are refused because the router stops."""
+        return self._admission.closed
+
+    def check_model(self, name: str) -> None:
+        """Raise ModelNotFound unless this is the served model; an empty name is."""
+        if name not in ("", self.card.name):
+            raise ModelNotFound(name, (self.card.name,))
+
+    def max_model_len(self) -> int:
+        """The context in tokens: the model's, or what the workers set as theirs if that is less."""
+        return min([self.card.max_model_len, *(w.info.max_model_len for w in self._registry.workers())])
+
+    def _validate(self, ask: Ask) -> None:
+        self.check_model(ask.model)
+        if len(ask.stop) > MAX_STOPS:
+            raise InvalidRequest("stop", f"{len(ask.stop)} strings", f"at most {MAX_STOPS}")
+        for stop in ask.stop:
+            if not 0 < len(stop) <= MAX_STOP_CHARS:
+                raise InvalidRequest("stop", stop, f"each must have from 1 to {MAX_STOP_CHARS} characters")
+        # Bounds that do not depend on the prompt, before any work is done for it.
+        replace(ask.sampling, max_tokens=max(ask.sampling.max_tokens, ask.sampling.min_tokens, 1)).validate(
+            self.card.vocab_size
+        )
+
+    async def _tokenise(self, ask: Ask, deadline: float) -> Job:
+        match ask.prompt:
+            case TextPrompt(text, add_special_tokens):
+                token_ids = await self.card.tokenizer.encode_text(text, add_special_tokens)
+            case ChatPrompt(conversation, add_special_tokens):
+                token_ids = await self.card.tokenizer.encode_chat(conversation, add_special_tokens)
+            case TokenPrompt(token_ids):
+                pass
+        context = self.max_model_len()
+        sampling = self._bounded(ask, len(token_ids), context)
+        GenerationRequest(ask.request_id, token_ids, sampling).validate(self.card.vocab_size, context)
+        return Job(
+            request_id=ask.request_id,
+            prompt_token_ids=token_ids,
+            sampling=sampling,
+            deadline=deadline,
+            route=ask.route,
+            priority=ask.priority,
+            traceparent=ask.traceparent,
+        )
+
+    def _bounded(self, ask: Ask, num_prompt: int, context: int) -> SamplingParams:
+        """The sampling with max_tokens set. Raises InvalidRequest when no decode worker's KV memory can ever hold it all."""
+        layouts = [(w.info.num_blocks, w.info.layout.block_size) for w in self._registry.workers(WorkerKind.DECODE)]
+        capacity = max((blocks * size for blocks, size in layouts), default=context)
+        sampling = ask.sampling
+        if ask.fill_context:
+            room = max(1, min(context, capacity) - num_prompt)
+            if self.card.max_new_tokens is not None:
+                room = max(sampling.min_tokens, min(room, self.card.max_new_tokens))
+            sampling = replace(sampling, max_tokens=room)
+        needed = num_prompt + sampling.max_tokens - 1  # the last token's KV is never computed
+        if num_prompt < context and needed > capacity:
+            fits = f"at most {capacity} fit the KV memory of the largest decode worker"
+            raise InvalidRequest("prompt", f"{num_prompt} tokens and max_tokens {sampling.max_tokens}", fits)
+        return sampling
+
+    async def _stream(self, ask: Ask, progress: Progress, times: _Times) -> AsyncGenerator[Piece, None]:
+        """Choose and run are the flow's; here its tokens become pieces."""
+        assert times.admitted is not None
+        started = self._clock.now()
+        progress.stages = replace(
+            progress.stages, admission_s=times.admitted - times.arrived, tokenise_s=started - times.admitted
+        )
+        text = self.card.tokenizer.text_stream(ask.skip_special_tokens)
+        wording = Wording(text, ask.stop, ask.include_stop, ask.sampling.min_tokens)
+        num_tokens = 0
+        async with aclosing(self._flow.deltas(progress)) as deltas:
+            async for delta in deltas:
+                now = self._clock.now()
+                said = wording.feed(delta)
+                num_tokens += len(said.token_ids)
+                ending = self._ending(delta, said, progress, num_tokens)
+                first = times.first_heard is None
+                if first:
+                    times.first_heard = now
+                elif said.token_ids and times.last_given is not None:
+                    self._metrics.tokens_delivered(now - times.last_given, len(said.token_ids))
+                times.last_given = now
+                yield self._piece(said, delta, progress, ending, first)
+                if first:  # the front has written it when it asks for more
+                    times.first_given = self._clock.now()
+                    progress.stages = replace(progress.stages, emit_s=times.first_given - now)
+                if ending is not None:
+                    return
+
+    def _piece(self, said: Said, delta: TokenDelta, progress: Progress, ending: Ending | None, first: bool) -> Piece:
+        return Piece(
+            text=said.text,
+            token_ids=said.token_ids,
+            logprobs=said.logprobs,
+            prompt_token_ids=progress.job.prompt_token_ids if first else (),
+            prompt_logprobs=delta.prompt_logprobs,
+            ending=ending,
+        )
+
+    def _ending(self, delta: TokenDelta, said: Said, progress: Progress, num_tokens: int) -> Ending | None:
+        if said.stop is None and delta.finish_reason is None:
+            return None
+        usage = Usage(len(progress.job.prompt_token_ids), num_tokens, progress.num_cached_tokens)
+        reason = FinishReason.STOP if said.stop is not None else delta.finish_reason
+        assert reason is not None
+        stop = said.stop if said.stop is not None else delta.stop_token_id
+        return Ending(reason, stop, usage, progress.stages, progress.handoff, progress.route)
+
+    def _sample(self, outcome: str, progress: Progress | None, times: _Times) -> RequestSample:
+        now = self._clock.now()
+        first = times.first_given if times.first_given is not None else times.first_heard
+        succeeded = outcome in (FinishReason.STOP.value, FinishReason.LENGTH.value)
+        if progress is None:
+            return _nothing_ran(outcome, now - times.arrived)
+        return RequestSample(
+            outcome=outcome,
+            succeeded=succeeded,
+            route=progress.route.value,
+            e2e_s=now - times.arrived,
+            ttft_s=None if first is None else first - times.arrived,
+            num_prompt_tokens=len(progress.job.prompt_token_ids),
+            num_cached_tokens=progress.num_cached_tokens,
+            num_output_tokens=len(progress.token_ids),
+            max_tokens=progress.job.sampling.max_tokens,
+            stages=progress.stages,
+            handoff=progress.handoff,
+        )
+
+
+def _nothing_ran(outcome: str, e2e_s: float) -> RequestSample:
+    return RequestSample(outcome, False, "none", e2e_s, None, 0, 0, 0, 0, StageTimes(), None)
