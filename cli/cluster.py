@@ -179,8 +179,8 @@ def worker_argv(config: ClusterConfig, kind: str, name: str, port: KeptPort, rou
     for flag, value in (
         ("--kv-memory", workers.kv_memory_bytes),
         ("--max-model-len", workers.max_model_len),
-        ("--max-batched-tokens", workers.max_batched_tokens),
-        ("--max-seqs", workers.max_seqs),
+        ("--max-num-batched-tokens", workers.max_num_batched_tokens),
+        ("--max-num-seqs", workers.max_num_seqs),
     ):
         if value is not None:
             argv += [flag, str(value)]

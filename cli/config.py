@@ -61,8 +61,8 @@ class WorkerOptions:
     dtype: str = "auto"
     kv_memory_bytes: int | None = 512 * MIB
     max_model_len: int | None = None  # tokens
-    max_batched_tokens: int | None = None  # tokens a step
-    max_seqs: int | None = None  # requests a step
+    max_num_batched_tokens: int | None = None  # tokens a step
+    max_num_seqs: int | None = None  # requests a step
     scheduling: str = "fcfs"
     prefix_caching: bool = True
     threads: int = 1

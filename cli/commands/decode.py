@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Unpack
 
 import click
-from decode_service.config import DecodeConfig
 
 from cli.commands import flags, workerflags
 from cli.commands.workerflags import WorkerFlags
 from cli.options import SectionedCommand, apply
+from decode_service.config import DecodeConfig
 
 
 def decode_config(given: WorkerFlags) -> DecodeConfig:

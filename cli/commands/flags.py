@@ -48,15 +48,15 @@ max_model_len_option = option(
     metavar="TOKENS",
     help="Longest prompt plus answer. [default: the model's context]",
 )
-max_batched_tokens_option = option(
-    "--max-batched-tokens",
+max_num_batched_tokens_option = option(
+    "--max-num-batched-tokens",
     section="Memory and batching",
     type=POSITIVE,
     metavar="TOKENS",
     help="Most tokens computed in one step; longer prompts are read in chunks. [default: the engine's]",
 )
-max_seqs_option = option(
-    "--max-seqs",
+max_num_seqs_option = option(
+    "--max-num-seqs",
     section="Memory and batching",
     type=POSITIVE,
     metavar="REQUESTS",

@@ -55,8 +55,8 @@ class GenerateFlags(TypedDict):
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
     kv_memory: int | None
-    max_batched_tokens: int | None
-    max_seqs: int | None
+    max_num_batched_tokens: int | None
+    max_num_seqs: int | None
     threads: int | None
     as_json: bool
     log_level: str
@@ -107,8 +107,8 @@ OPTIONS = (
     ),
     option("--ignore-eos", section="Sampling", is_flag=True, help="Go on after an end-of-sequence token."),
     flags.kv_memory_option(None, "KV memory. [default: measured, half of what is free]"),
-    flags.max_batched_tokens_option,
-    flags.max_seqs_option,
+    flags.max_num_batched_tokens_option,
+    flags.max_num_seqs_option,
     option(
         "--threads",
         section="Memory and batching",
@@ -229,9 +229,9 @@ def runtime_config(given: GenerateFlags, model_dir: Path) -> ModelRuntimeConfig:
     base = ModelRuntimeConfig(
         model_dir, dtype=given["dtype"], max_model_len=given["max_model_len"], threads=given["threads"]
     )
-    max_seqs = given["max_seqs"] or base.max_num_seqs
-    batched = given["max_batched_tokens"] or max(base.max_num_batched_tokens, max_seqs)
-    return replace(base, max_num_seqs=max_seqs, max_num_batched_tokens=batched)
+    max_num_seqs = given["max_num_seqs"] or base.max_num_seqs
+    batched = given["max_num_batched_tokens"] or max(base.max_num_batched_tokens, max_num_seqs)
+    return replace(base, max_num_seqs=max_num_seqs, max_num_batched_tokens=batched)
 
 
 def answer_all(

@@ -44,8 +44,8 @@ class UpFlags(TypedDict):
     policy: str | None
     threads: int | None
     kv_memory: int
-    max_batched_tokens: int | None
-    max_seqs: int | None
+    max_num_batched_tokens: int | None
+    max_num_seqs: int | None
     scheduling: str
     prefix_caching: bool
     host: str
@@ -90,8 +90,8 @@ OPTIONS = (
         help="Compute threads of each worker. [default: the cores divided over the workers, at least 1]",
     ),
     flags.kv_memory_option("512MiB", "KV memory of each worker."),
-    flags.max_batched_tokens_option,
-    flags.max_seqs_option,
+    flags.max_num_batched_tokens_option,
+    flags.max_num_seqs_option,
     flags.scheduling_option,
     flags.prefix_caching_option,
     option("--host", section="Addresses", default="127.0.0.1", help="Where the router listens; 0.0.0.0 is everywhere."),
@@ -125,8 +125,8 @@ def cluster_config(given: UpFlags, model_dir: Path) -> ClusterConfig:
         dtype=given["dtype"],
         kv_memory_bytes=given["kv_memory"],
         max_model_len=given["max_model_len"],
-        max_batched_tokens=given["max_batched_tokens"],
-        max_seqs=given["max_seqs"],
+        max_num_batched_tokens=given["max_num_batched_tokens"],
+        max_num_seqs=given["max_num_seqs"],
         scheduling=given["scheduling"],
         prefix_caching=given["prefix_caching"],
         threads=threads,

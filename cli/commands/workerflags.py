@@ -32,8 +32,8 @@ class WorkerFlags(TypedDict):
     connector: str
     threads: int | None
     kv_memory: int | None
-    max_batched_tokens: int | None
-    max_seqs: int | None
+    max_num_batched_tokens: int | None
+    max_num_seqs: int | None
     scheduling: SchedulingPolicy
     prefix_caching: bool
     host: str
@@ -74,8 +74,8 @@ OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
         help="Compute threads. [default: all cores]",
     ),
     flags.kv_memory_option(None, "KV memory. [default: measured, half of what is free]"),
-    flags.max_batched_tokens_option,
-    flags.max_seqs_option,
+    flags.max_num_batched_tokens_option,
+    flags.max_num_seqs_option,
     flags.scheduling_option,
     flags.prefix_caching_option,
     option("--host", section="Addresses", default="127.0.0.1", help="Where to listen; 0.0.0.0 is everywhere."),
@@ -101,10 +101,10 @@ def served_name(given: WorkerFlags) -> str:
 def scheduler_config(given: WorkerFlags) -> SchedulerConfig:
     """What was given; limits that were not stay the engine's own, but let each request of a step have a token."""
     base = SchedulerConfig()
-    max_seqs = given["max_seqs"] or base.max_num_seqs
+    max_num_seqs = given["max_num_seqs"] or base.max_num_seqs
     return SchedulerConfig(
-        max_num_batched_tokens=given["max_batched_tokens"] or max(base.max_num_batched_tokens, max_seqs),
-        max_num_seqs=max_seqs,
+        max_num_batched_tokens=given["max_num_batched_tokens"] or max(base.max_num_batched_tokens, max_num_seqs),
+        max_num_seqs=max_num_seqs,
         policy=given["scheduling"],
         enable_prefix_caching=given["prefix_caching"],
     )

@@ -34,7 +34,7 @@ class BadAnswer(DiptychError):
 class Answer:
     """One question's answer and its times in seconds, as the client saw them.
 
-    `gaps_s` are the gaps between pieces with tokens. `handoff` is None where the door does not tell or there was none.
+    `gaps_s` are the gaps between pieces with tokens. `handoff` is None where there was none.
     """
 
     question: Question
@@ -136,8 +136,10 @@ class Asker:
             "stream": True,
             "stream_options": {"include_usage": True},
             "return_token_ids": True,
+            "diptych": {"stages": True},
         }
         num_prompt_tokens = 0
+        handoff: HandoffStats | None = None
         try:
             async with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.status_code != httpx.codes.OK:
@@ -148,11 +150,13 @@ class Asker:
                         raise BadAnswer(f"{question.title}: {chunk.error.message}")
                     for choice in chunk.choices:
                         arrivals.take(choice.delta.content or "", choice.token_ids or [])
+                    if chunk.diptych is not None:
+                        handoff = chunk.diptych.handoff
                     if chunk.usage is not None:
                         num_prompt_tokens = chunk.usage.prompt_tokens
         except httpx.HTTPError as error:
             raise BadAnswer(f"{question.title}: {type(error).__name__}: {error}") from error
-        return arrivals.answer(num_prompt_tokens, None)
+        return arrivals.answer(num_prompt_tokens, handoff)
 
 
 class _Delta(msgspec.Struct):
@@ -172,11 +176,16 @@ class _Error(msgspec.Struct):
     message: str
 
 
+class _Account(msgspec.Struct):
+    handoff: HandoffStats | None = None
+
+
 class _Chunk(msgspec.Struct):
     """The fields of a streamed chat completion that matter here; others are passed over."""
 
     choices: list[_Choice] = msgspec.field(default_factory=list)
     usage: _Usage | None = None
+    diptych: _Account | None = None
     error: _Error | None = None
 
 

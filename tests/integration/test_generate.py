@@ -33,7 +33,7 @@ def test_alone_in_a_batch_and_in_chunks_the_tokens_are_the_same(tmp_path):
     assert [answer["index"] for answer in together] == [0, 1, 2]
     alone = json.loads(generate("--prompt", PROMPTS[1], *flags).stdout)
     assert alone["token_ids"] == together[1]["token_ids"]
-    chunked = generate("--file", str(path), *flags, "--max-batched-tokens", "4", "--max-seqs", "2").stdout
+    chunked = generate("--file", str(path), *flags, "--max-num-batched-tokens", "4", "--max-num-seqs", "2").stdout
     assert [json.loads(line)["token_ids"] for line in chunked.splitlines()] == [a["token_ids"] for a in together]
 
 

@@ -134,7 +134,7 @@ def test_children_are_started_with_flags_that_their_commands_know(tmp_path):
         model_dir=tmp_path,
         model_name="m",
         policy="round_robin",
-        workers=WorkerOptions(max_model_len=64, max_batched_tokens=32, max_seqs=4),
+        workers=WorkerOptions(max_model_len=64, max_num_batched_tokens=32, max_num_seqs=4),
     )
     port = keep_port("127.0.0.1", 0, "--http-port")
     try:
