@@ -1,0 +1,147 @@
+"""Blocks, leases and hashes: what they refuse, and that broken books are found."""
+
+import pytest
+
+from engine.kv.block_pool import BlockPool, PoolCorrupted
+from engine.kv.cache_manager import KVCacheManager
+from engine.kv.hashing import HASH_BYTES, BlockHasher
+from engine.kv.lease import LeaseError
+
+
+def lease_all(kv: KVCacheManager, tokens: list[int], max_cached: int = 1000):
+    return kv.lease("r", len(tokens), kv.hasher.chain(tokens), max_cached)
+
+
+def computed(kv: KVCacheManager, tokens: list[int]):
+    lease = lease_all(kv, tokens)
+    kv.publish(lease, kv.hasher.chain(tokens), len(tokens))
+    return lease
+
+
+def test_hashes_chain_over_full_blocks_only():
+    hasher = BlockHasher(4, 0)
+    tokens = list(range(11))
+    chain = hasher.chain(tokens)
+    assert len(chain) == 2
+    assert {len(name) for name in chain} == {HASH_BYTES}
+    assert hasher.chain(tokens[:8]) == chain
+    assert hasher.chain([*tokens[4:8], *tokens[4:8]])[1] != chain[1], (
+        "the same block after another prefix is another block"
+    )
+
+
+def test_hashes_grow_with_the_tokens():
+    hasher = BlockHasher(2, 5)
+    hashes: list[bytes] = []
+    for end in range(8):
+        hasher.extend(hashes, list(range(end)))
+        assert tuple(hashes) == hasher.chain(range(end))
+
+
+def test_hashes_differ_by_seed_and_take_any_token_id():
+    assert BlockHasher(1, 0).chain([2**32 - 1]) != BlockHasher(1, 2**64 - 1).chain([2**32 - 1])
+
+
+def test_a_released_chain_is_evicted_from_its_end():
+    kv = KVCacheManager(3, 2, 0)
+    tokens = [1, 2, 3, 4, 5, 6]
+    computed(kv, tokens).release()
+    kv.lease("other", 2, (), 0)
+    assert lease_all(kv, tokens[:4]).num_cached_tokens == 4
+
+
+def test_a_hit_makes_blocks_young_again():
+    kv = KVCacheManager(2, 2, 0)
+    computed(kv, [1, 1]).release()
+    computed(kv, [2, 2]).release()
+    lease_all(kv, [1, 1]).release()
+    kv.lease("other", 2, (), 0)
+    assert lease_all(kv, [1, 1]).num_cached_tokens == 2
+
+
+def test_two_leases_share_cached_blocks_and_both_must_let_go():
+    kv = KVCacheManager(4, 2, 0)
+    first = computed(kv, [1, 2, 3, 4])
+    second = lease_all(kv, [1, 2, 3, 4, 5])
+    assert second.block_ids[:2] == first.block_ids
+    first.release()
+    assert kv.num_free_blocks == 1
+    second.release()
+    assert kv.num_free_blocks == 4
+    assert (kv.num_queried_tokens, kv.num_hit_tokens) == (9, 4)
+
+
+def test_the_second_block_of_a_name_is_not_cached():
+    kv = KVCacheManager(4, 2, 0)
+    first, second = lease_all(kv, [1, 2]), lease_all(kv, [1, 2])
+    for lease in (first, second):
+        kv.publish(lease, kv.hasher.chain([1, 2]), 2)
+    kept = first.block_ids[0]
+    second.release()
+    first.release()
+    assert lease_all(kv, [1, 2]).block_ids == [kept]
+    kv.check_integrity()
+
+
+def test_without_prefix_caching_nothing_is_found():
+    kv = KVCacheManager(4, 2, 0, enable_prefix_caching=False)
+    computed(kv, [1, 2]).release()
+    assert lease_all(kv, [1, 2]).num_cached_tokens == 0
+
+
+def test_a_lease_is_released_once():
+    lease = KVCacheManager(2, 2, 0).lease("mine", 3, (), 0)
+    lease.release()
+    with pytest.raises(LeaseError, match="mine is released twice"):
+        lease.release()
+    with pytest.raises(LeaseError, match="mine is used after its release"):
+        _ = lease.block_ids
+
+
+def test_letting_go_of_what_nobody_holds_is_an_error():
+    pool = BlockPool(2)
+    with pytest.raises(PoolCorrupted, match="block 1 is let go"):
+        pool.unpin([1])
+
+
+def breakages():
+    def lost(pool):
+        pool._free.pop()
+
+    def double(pool):
+        pool._free.append(pool._free[0])
+
+    def free_though_held(pool):
+        pool._free[0] = 0
+
+    def name_without_block(pool):
+        pool._block_of[b"x"] = 3
+
+    def kept_without_name(pool):
+        pool._kept[pool._free.pop()] = None
+
+    return [lost, double, free_though_held, name_without_block, kept_without_name]
+
+
+@pytest.mark.parametrize("breakage", breakages(), ids=lambda f: f.__name__)
+def test_broken_books_are_found(breakage):
+    pool = BlockPool(4)
+    assert pool.allocate(1) == [0]
+    pool.check_integrity([1, 0, 0, 0])
+    breakage(pool)
+    with pytest.raises(PoolCorrupted):
+        pool.check_integrity([1, 0, 0, 0])
+
+
+def test_holders_that_leases_do_not_account_for_are_found():
+    kv = KVCacheManager(2, 2, 0)
+    kv.lease("r", 2, (), 0).block_ids.append(1)
+    with pytest.raises(PoolCorrupted, match=r"holders of blocks \[1\]"):
+        kv.check_integrity()
+
+
+def test_a_pool_that_lies_about_free_blocks_is_found():
+    kv = KVCacheManager(2, 2, 0)
+    kv._pool.allocate = lambda num_blocks: None  # a bug, put there by hand
+    with pytest.raises(PoolCorrupted, match="were free and are not"):
+        kv.lease("r", 2, (), 0)
