@@ -139,7 +139,7 @@ class Announcer:
         try:
             await self._client.leave(self._info.ref)
         except DiptychError as error:
-            log.warning("farewell not heard", reason=error.message)
+            log.info("farewell not heard", reason=error.message)
         finally:
             await self._client.close()
 
