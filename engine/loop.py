@@ -202,8 +202,9 @@ class _Call(Generic[T]):
         try:
             return await self._future
         except asyncio.CancelledError:
-            if not self._future.cancelled():  # cancelled between the result's arrival and our turn
-                self._future.add_done_callback(lambda future: self._abandon(future.result()))
+            # The result may have arrived while the caller was cancelled before its next turn.
+            if not self._future.cancelled() and self._future.exception() is None:
+                self._abandon(self._future.result())
             raise
 
     def run(self, engine: Engine) -> None:

@@ -28,11 +28,6 @@ class KVCacheManager:
         self._leases: set[KVLease] = set()
 
     @property
-    def num_blocks(self) -> int:
-        """Size of the pool."""
-        return self._pool.num_blocks
-
-    @property
     def num_free_blocks(self) -> int:
         """Blocks that nobody holds, cached ones included."""
         return self._pool.num_free
