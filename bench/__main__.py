@@ -122,15 +122,14 @@ def carry_out(names: Sequence[str], options: Options) -> None:
         begin = cpu_seconds()
         try:
             report = MEASUREMENTS[name](options, say)
+            record = Record(facts, report, foreign_percent(begin, cpu_seconds(), facts.cores))
+            write(record, options.results)
+            print(markdown(record))
         except (DiptychError, LoadFailed, ClusterDidNotStart) as error:
-            say(f"{name}: not measured: {error}")
+            say(f"{name}: {error}")
             failed.append(name)
-            continue
-        record = Record(facts, report, foreign_percent(begin, cpu_seconds(), facts.cores))
-        write(record, options.results)
-        print(markdown(record))
     if failed:
-        sys.exit(f"not measured: {', '.join(failed)}")
+        sys.exit(f"did not work: {', '.join(failed)}")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

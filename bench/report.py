@@ -16,6 +16,7 @@ import msgspec
 
 from bench.machine import MachineFacts
 from bench.stats import Spread
+from contracts.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +94,16 @@ def write(record: Record, folder: Path) -> None:
 
 
 def read_all(folder: Path) -> list[Record]:
-    """Every record in `folder`, by name."""
-    return [msgspec.json.decode(path.read_bytes(), type=Record) for path in sorted(folder.glob("*.json"))]
+    """Every record in `folder`, by name. Raises ConfigError naming a file that is not a record of this version."""
+    records = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            records.append(msgspec.json.decode(path.read_bytes(), type=Record))
+        except msgspec.DecodeError as error:
+            raise ConfigError(
+                f"{path.name}: not a record of this version ({error}); measure again or remove it"
+            ) from error
+    return records
 
 
 def markdown(record: Record) -> str:

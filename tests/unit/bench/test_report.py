@@ -7,6 +7,7 @@ import pytest
 
 from bench.machine import CpuSeconds, cpu_seconds, foreign_percent, machine_facts
 from bench.report import Measure, Record, Report, Verdict, joined, markdown, number, read_all, write
+from contracts.errors import ConfigError
 
 REPORT = Report(
     name="speed",
@@ -26,6 +27,12 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
     record = Record(machine_facts(), REPORT, 1.5)
     write(record, tmp_path)
     assert read_all(tmp_path) == [record]
+
+
+def test_a_record_of_another_version_is_named(tmp_path):
+    (tmp_path / "old.json").write_text('{"report": {}}')
+    with pytest.raises(ConfigError, match=r"old\.json"):
+        read_all(tmp_path)
 
 
 def test_the_page_has_the_median_the_bars_and_the_note(tmp_path):
