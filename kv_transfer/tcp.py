@@ -52,7 +52,7 @@ class _Line:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             self._socket.settimeout(stall_s)
             self._socket.sendall(HELLO)
-            if receive_exactly(self._socket, len(HELLO), _CONNECT_TIMEOUT_S) != HELLO:
+            if receive_exactly(self._socket, len(HELLO), min(stall_s, _CONNECT_TIMEOUT_S)) != HELLO:
                 raise OSError("it is not one of ours")
         except OSError:
             self._socket.close()
