@@ -1,0 +1,327 @@
+"""Whole pools in one event loop: real workers, real gRPC on loopback, a fake model in real KV memory, any connector.
+
+`pools(...)` starts them, `Caller` is a router in miniature. At the end of each test every block must be back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import grpc
+
+from contracts import wire, wire_handoff
+from contracts.clock import MonotonicClock
+from contracts.pb.diptych.v1 import decode_pb2, decode_pb2_grpc, handoff_pb2_grpc, prefill_pb2, prefill_pb2_grpc
+from contracts.request import FinishReason, GenerationRequest, TokenDelta
+from contracts.sampling import SamplingParams
+from contracts.worker import WorkerRef
+from decode_service.decode_servicer import DecodeServicer
+from decode_service.handoff_servicer import HandoffServicer
+from decode_service.worker import AnswerConfig, DecodeWorker
+from engine.config import EngineConfig, SchedulerConfig
+from engine.engine import Engine
+from engine.execution.fake import FakeModel, FakeRunner
+from kv_transfer.choose import NetworkConfig, make_connectors
+from kv_transfer.config import SenderConfig
+from kv_transfer.connector import Connector
+from kv_transfer.local import FaultPlan, LocalConnector, LocalHub, no_faults
+from kv_transfer.region import SharedRegion
+from prefill_service.peer import PeerPool
+from prefill_service.run import RunConfig
+from prefill_service.servicer import PrefillServicer
+from prefill_service.worker import PrefillWorker
+from rpc.channel import open_channel
+from rpc.server import RpcServer, ServerConfig
+
+MODEL = FakeModel(max_model_len=512, eos_token_ids=frozenset({0}))
+PATIENCE_S = 20.0
+FAST_SENDER = SenderConfig(reserve_timeout_s=5.0, renew_every_s=0.5)
+_ids = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How the pools of a test are."""
+
+    num_prefill: int = 1
+    num_decode: int = 1
+    connector: str = "local"
+    model: FakeModel = MODEL
+    decode_model: FakeModel | None = None
+    prefill_blocks: int = 128
+    decode_blocks: int = 128
+    scheduler: SchedulerConfig = field(default_factory=lambda: SchedulerConfig(max_num_batched_tokens=64))
+    run: RunConfig = field(default_factory=lambda: RunConfig(FAST_SENDER, hold_s=10.0))
+    answers: AnswerConfig = field(default_factory=AnswerConfig)
+    faults: FaultPlan = no_faults  # of the first prefill worker's local connector
+    step_s: float = 0.0
+
+
+@dataclass
+class Served:
+    """One worker and where it is reached."""
+
+    ref: WorkerRef
+    worker: PrefillWorker | DecodeWorker
+    server: RpcServer
+    channel: grpc.aio.Channel
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server.port}"
+
+    async def idle(self) -> None:
+        """Wait until the engine has let go of everything, then check its books."""
+
+        def check(engine: Engine) -> bool:
+            engine.check_integrity()
+            return not engine.has_work and engine.load().kv_usage == 0.0
+
+        await until(lambda: self.worker.driver.call(check))
+
+
+@dataclass
+class Pools:
+    prefill: list[Served]
+    decode: list[Served]
+
+    def target(self, decode: Served | None = None, handoff_id: str | None = None) -> prefill_pb2.HandoffTarget:
+        decode = decode or self.decode[0]
+        return prefill_pb2.HandoffTarget(
+            handoff_id=handoff_id or f"h-{next(_ids)}",
+            decode=wire_handoff.worker_ref_to_pb(decode.ref),
+            address=decode.address,
+        )
+
+    async def idle(self) -> None:
+        for served in (*self.prefill, *self.decode):
+            await served.idle()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for a condition (a value, or an awaitable of one) to hold, at most PATIENCE_S."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            value = condition()
+            if await value if asyncio.iscoroutine(value) else value:
+                return
+            await asyncio.sleep(0.005)
+
+
+def request(
+    num_prompt: int,
+    num_output: int,
+    sampling: SamplingParams | None = None,
+    *,
+    salt: int | None = None,
+    eos: bool = False,
+) -> GenerationRequest:
+    """A prompt like no other, unless the salt is given; only with `eos` may the answer end before num_output tokens."""
+    number = next(_ids)
+    salt = number if salt is None else salt
+    prompt = tuple((salt * 31 + i * 7 + i * i % 13) % (MODEL.vocab_size - 1) + 1 for i in range(num_prompt))
+    sampling = replace(sampling or SamplingParams(temperature=0.0), max_tokens=num_output, ignore_eos=not eos)
+    return GenerationRequest(f"r-{number}", prompt, sampling)
+
+
+@asynccontextmanager
+async def pools(setup: Setup | None = None) -> AsyncIterator[Pools]:
+    setup = setup or Setup()
+    hub = LocalHub()
+    async with AsyncExitStack() as stack:
+        made = Pools([], [])
+        for index in range(setup.num_decode):
+            made.decode.append(await _decode(setup, index, hub, stack))
+        for index in range(setup.num_prefill):
+            made.prefill.append(await _prefill(setup, index, hub, stack))
+        yield made
+        for served in (*made.prefill, *made.decode):
+            assert not served.worker.fatal.done(), served.worker.fatal.result()
+
+
+async def _decode(setup: Setup, index: int, hub: LocalHub, stack: AsyncExitStack) -> Served:
+    engine, connectors = _engine(setup, setup.decode_model or setup.model, setup.decode_blocks, (hub, stack))
+    ref = WorkerRef(f"decode-{index}", 1)
+    worker = DecodeWorker(ref, engine, (setup.decode_model or setup.model).layout, connectors, setup.answers)
+    server = RpcServer(ServerConfig(), ())
+    decode_pb2_grpc.add_DecodeServicer_to_server(DecodeServicer(worker.desk), server.grpc_server)
+    handoff_pb2_grpc.add_HandoffServicer_to_server(HandoffServicer(worker.receiver), server.grpc_server)
+    return await _serve(ref, worker, server, stack)
+
+
+async def _prefill(setup: Setup, index: int, hub: LocalHub, stack: AsyncExitStack) -> Served:
+    faults = setup.faults if index == 0 else no_faults
+    engine, connectors = _engine(setup, setup.model, setup.prefill_blocks, (hub, stack), faults)
+    ref = WorkerRef(f"prefill-{index}", 1)
+    worker = PrefillWorker(ref, engine, setup.model.layout, connectors, PeerPool(), setup.run)
+    server = RpcServer(ServerConfig(), ())
+    prefill_pb2_grpc.add_PrefillServicer_to_server(PrefillServicer(worker), server.grpc_server)
+    return await _serve(ref, worker, server, stack)
+
+
+def _engine(
+    setup: Setup,
+    model: FakeModel,
+    num_blocks: int,
+    around: tuple[LocalHub, AsyncExitStack],
+    faults: FaultPlan = no_faults,
+) -> tuple[Engine, list[Connector]]:
+    hub, stack = around
+    clock = MonotonicClock()
+    region = SharedRegion(num_blocks * model.layout.block_bytes)
+    stack.callback(region.close)
+    connectors: list[Connector]
+    if setup.connector == "local":
+        connectors = [LocalConnector(hub, clock, faults)]
+    else:
+        connectors = list(make_connectors((setup.connector,), NetworkConfig()))
+    for connector in connectors:
+        stack.push_async_callback(connector.close)
+        connector.expose(region)
+    runner = FakeRunner(model, num_blocks, region.buffer, step_s=setup.step_s)
+    return Engine(runner, EngineConfig(setup.scheduler), clock), connectors
+
+
+async def _serve(
+    ref: WorkerRef, worker: PrefillWorker | DecodeWorker, server: RpcServer, stack: AsyncExitStack
+) -> Served:
+    stack.push_async_callback(worker.stop)
+    stack.push_async_callback(server.stop, 0)
+    port = await server.start()
+    worker.start()
+    channel = open_channel(f"127.0.0.1:{port}")
+    stack.push_async_callback(channel.close)
+    return Served(ref, worker, server, channel)
+
+
+class Decoding:
+    """One decode session; deltas are sorted by request."""
+
+    def __init__(self, served: Served) -> None:
+        self.call = decode_pb2_grpc.DecodeStub(served.channel).Session()
+        self._writing = asyncio.Lock()
+        self.deltas: dict[str, list[TokenDelta]] = {}
+        self._reading = asyncio.ensure_future(self._read())
+        self._news = asyncio.Condition()
+        self.error: grpc.aio.AioRpcError | None = None
+
+    async def attach(self, handoff_id: str, wait_s: float = PATIENCE_S) -> None:
+        attach = decode_pb2.Attach(handoff_id=handoff_id, wait_s=wait_s)
+        await self._write(decode_pb2.DecodeCommand(attach=attach))
+
+    async def generate(self, asked: GenerationRequest) -> None:
+        generate = decode_pb2.GenerateAlone(request=wire.request_to_pb(asked))
+        await self._write(decode_pb2.DecodeCommand(generate=generate))
+
+    async def cancel(self, request_id: str) -> None:
+        await self._write(decode_pb2.DecodeCommand(cancel=decode_pb2.Cancel(request_id=request_id)))
+
+    async def some(self, request_id: str, count: int) -> list[TokenDelta]:
+        """The deltas of a request once there are `count` of them, or it ended."""
+        async with asyncio.timeout(PATIENCE_S), self._news:
+            await self._news.wait_for(lambda: len(self._of(request_id)) >= count or self._ended(request_id))
+        return self._of(request_id)
+
+    async def whole(self, request_id: str) -> list[TokenDelta]:
+        """All deltas of a request."""
+        async with asyncio.timeout(PATIENCE_S), self._news:
+            await self._news.wait_for(lambda: self._ended(request_id) or self.error is not None)
+        return self._of(request_id)
+
+    async def close(self) -> None:
+        self.call.cancel()
+        await asyncio.wait((self._reading,))
+
+    async def _write(self, command: decode_pb2.DecodeCommand) -> None:
+        async with self._writing:  # gRPC takes one write at a time
+            await self.call.write(command)
+
+    def _of(self, request_id: str) -> list[TokenDelta]:
+        return self.deltas.get(request_id, [])
+
+    def _ended(self, request_id: str) -> bool:
+        return any(delta.finish_reason is not None for delta in self._of(request_id))
+
+    async def _read(self) -> None:
+        try:
+            async for batch in self.call:
+                async with self._news:
+                    for message in batch.deltas:
+                        delta = wire.delta_from_pb(message)
+                        self.deltas.setdefault(delta.request_id, []).append(delta)
+                    self._news.notify_all()
+        except grpc.aio.AioRpcError as error:
+            async with self._news:
+                self.error = error
+                self._news.notify_all()
+
+
+class Prefilling:
+    """One Prefill.Run."""
+
+    def __init__(self, served: Served) -> None:
+        self.call = prefill_pb2_grpc.PrefillStub(served.channel).Run()
+
+    async def run(self, asked: GenerationRequest, target: prefill_pb2.HandoffTarget) -> None:
+        run = prefill_pb2.PrefillRun(request=wire.request_to_pb(asked), target=target)
+        await self.call.write(prefill_pb2.PrefillCommand(run=run))
+
+    async def retarget(self, target: prefill_pb2.HandoffTarget) -> None:
+        await self.call.write(prefill_pb2.PrefillCommand(retarget=target))
+
+    async def event(self) -> prefill_pb2.PrefillEvent:
+        async with asyncio.timeout(PATIENCE_S):
+            event = await self.call.read()
+        assert isinstance(event, prefill_pb2.PrefillEvent), "the call has ended"
+        return event
+
+    async def first(self) -> TokenDelta:
+        event = await self.event()
+        assert event.WhichOneof("event") == "tokens", event
+        return wire.delta_from_pb(event.tokens)
+
+    async def ended(self) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            assert await self.call.read() is grpc.aio.EOF
+
+
+@dataclass(frozen=True)
+class Answer:
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+    deltas: tuple[TokenDelta, ...]
+    handed_off: prefill_pb2.HandedOff | None
+
+
+def joined(deltas: list[TokenDelta], handed_off: prefill_pb2.HandedOff | None = None) -> Answer:
+    """The whole answer; the indices must have no gap."""
+    token_ids: list[int] = []
+    for delta in deltas:
+        assert delta.error is None, delta.error
+        assert delta.first_index == len(token_ids), "lost or doubled tokens"
+        token_ids.extend(delta.token_ids)
+    return Answer(tuple(token_ids), deltas[-1].finish_reason, tuple(deltas), handed_off)
+
+
+async def disaggregated(
+    made: Pools, decoding: Decoding, asked: GenerationRequest, prefill: int = 0, decode: int = 0
+) -> Answer:
+    """One request through both pools, as a router drives it."""
+    target = made.target(made.decode[decode])
+    prefilling = Prefilling(made.prefill[prefill])
+    await decoding.attach(target.handoff_id)
+    await prefilling.run(asked, target)
+    first = await prefilling.first()
+    if first.finish_reason is not None:
+        await prefilling.ended()
+        await decoding.cancel(target.handoff_id)
+        return joined([first])
+    event = await prefilling.event()
+    assert event.WhichOneof("event") == "handed_off", event
+    await prefilling.ended()
+    rest = await decoding.whole(target.handoff_id)
+    return joined([first, *rest], event.handed_off)
