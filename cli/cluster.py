@@ -1,7 +1,7 @@
 """A whole cluster on this machine: one router, its workers, each a child process of ours.
 
     async with LocalCluster(config, listener) as cluster:      # children started
-        await cluster.wait_ready()                             # all of them answer, and the router knows the workers
+        await cluster.wait_ready()                             # all of them answer, the router knows the workers
         … cluster.http_url, cluster.grpc_address …
     # router drained and gone, then the workers; no process and no port left
 
@@ -19,6 +19,8 @@ from types import TracebackType
 from typing import Self
 
 import grpc
+import httpx
+import msgspec
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cli.config import ClusterConfig
@@ -26,7 +28,6 @@ from cli.ports import KeptPort, keep_port
 from cli.process import ProcessListener, ProcessSpec, ProcessState, ProcessStatus, SupervisedProcess
 from contracts.clock import Clock, MonotonicClock
 from contracts.errors import ConfigError, DiptychError
-from contracts.pb.diptych.v1 import inference_pb2, inference_pb2_grpc
 from rpc.channel import open_channel
 
 PROBE_TIMEOUT_S = 2.0
@@ -89,14 +90,15 @@ class LocalCluster:
         self._runs = [asyncio.create_task(process.run(), name=process.spec.name) for process in self._processes]
 
     async def wait_ready(self) -> None:
-        """Return when every process answers and the router serves the model.
+        """Return when every process answers and the router would choose from all workers.
 
         Raises ConfigError with a child's own complaint when it was refused its arguments, ClusterFailed when one gave up.
         """
         for settled in asyncio.as_completed([process.wait_settled() for process in self._processes]):
             await settled
             self._check_started()
-        while not await _serves_a_model(self.grpc_address):
+        wanted = {"prefill": self.config.num_prefill, "decode": self.config.num_decode}
+        while await _known_workers(self.http_url) != wanted:
             self._check_started()
             await self._clock.sleep(SEEN_PAUSE_S)
 
@@ -202,11 +204,17 @@ def health_probe(address: str) -> Callable[[], Awaitable[bool]]:
     return probe
 
 
-async def _serves_a_model(address: str) -> bool:
-    async with open_channel(address) as channel:
-        stub = inference_pb2_grpc.InferenceStub(channel)
+class _Health(msgspec.Struct):
+    """What the router's /health says of the workers that it knows: how many of each pool are ready."""
+
+    ready: dict[str, int]
+
+
+async def _known_workers(http_url: str) -> dict[str, int]:
+    """How many workers of each pool the router would choose from; none while it does not answer."""
+    async with httpx.AsyncClient(timeout=PROBE_TIMEOUT_S, trust_env=False) as client:
         try:
-            answer = await stub.ListModels(inference_pb2.ListModelsRequest(), timeout=PROBE_TIMEOUT_S)
-        except grpc.aio.AioRpcError:
-            return False  # the router was restarted a moment ago
-        return len(answer.models) > 0
+            response = await client.get(f"{http_url}/health")
+            return msgspec.json.decode(response.content, type=_Health).ready
+        except (httpx.TransportError, msgspec.DecodeError):
+            return {}  # the router was restarted a moment ago, or is not ready

@@ -25,6 +25,7 @@ from rpc.channel import ChannelConfig, open_channel
 from rpc.errors import from_rpc_error
 
 log = get_logger(__name__)
+UNHEARD = "router does not hear us; going on and trying again"
 
 
 class RegistryClient(Protocol):
@@ -126,7 +127,7 @@ class Announcer:
             ttl_s = await self._client.announce(self._info, self._load())
         except DiptychError as error:
             if self._known is not False:
-                log.warning("router does not hear us; going on and trying again", reason=error.message)
+                log.warning(UNHEARD, reason=error.message)
             self._known = False
             return False
         if self._known is not True:

@@ -25,6 +25,7 @@ from cli.readyfile import ReadyFile
 from cli.status import LiveDisplay, PlainDisplay, make_display
 from engine.models.store import model_name
 from observability.log import configure_logging
+from rpc.announce import UNHEARD
 from rpc.process import StopSignals
 
 STOP_MARGIN_S = 15.0
@@ -154,6 +155,7 @@ class Announcer:
         self._display = display
         self._ready_file = ready_file
         self._cluster: LocalCluster | None = None
+        self._stopping = False
 
     def changed(self, status: ProcessStatus) -> None:
         """See ProcessListener."""
@@ -162,8 +164,9 @@ class Announcer:
             self._ready_file.write(self._cluster)
 
     def line(self, name: str, text: str) -> None:
-        """See ProcessListener."""
-        self._display.line(name, text)
+        """See ProcessListener. Workers outlive the router, which is no news once we have stopped it ourselves."""
+        if not (self._stopping and UNHEARD in text):
+            self._display.line(name, text)
 
     def ready(self, cluster: LocalCluster) -> None:
         """The cluster answers: say where, and keep the ready file true from now on."""
@@ -181,6 +184,7 @@ class Announcer:
     def stopping(self) -> None:
         """No longer ready: the ready file goes first."""
         self._cluster = None
+        self._stopping = True
         if self._ready_file is not None:
             self._ready_file.remove()
 
