@@ -16,6 +16,7 @@ from contracts.errors import ErrorCode
 from contracts.request import ErrorInfo, FinishReason, TokenDelta
 from engine.execution.interface import SampledToken
 from engine.kv.cache_manager import KVCacheManager
+from engine.lent import LentLeases
 from engine.output import Progress, Retained
 from engine.request import Request, RequestStatus
 from engine.roster import Roster
@@ -32,13 +33,26 @@ class News:
 
 
 class Committer:
-    """Moves requests on. The only place where one leaves the scheduler and the roster, so that both always agree."""
+    """Moves requests on. The only place where one enters or leaves scheduler and roster, so that both always agree."""
 
-    def __init__(self, scheduler: Scheduler, kv: KVCacheManager, roster: Roster, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        kv: KVCacheManager,
+        roster: Roster,
+        lent: LentLeases,
+        eos_token_ids: frozenset[int],
+    ) -> None:
         self._scheduler = scheduler
         self._kv = kv
         self._roster = roster
+        self._lent = lent
         self._eos_token_ids = eos_token_ids
+
+    def enter(self, request: Request) -> None:
+        """It comes in."""
+        self._roster.enter(request)
+        self._scheduler.add(request)
 
     def publish(self, request: Request) -> None:
         """Let the prefix cache know the request's full computed blocks."""
@@ -110,9 +124,11 @@ class Committer:
         self._roster.leave(request)
         num_computed_tokens = request.num_computed_tokens
         num_full_blocks = num_computed_tokens // self._kv.block_size
+        lease = request.give_up_lease(RequestStatus.FINISHED)
+        self._lent.retain(lease)
         return Retained(
             request=request.continuation(now_s),
-            lease=request.give_up_lease(RequestStatus.FINISHED),
+            lease=lease,
             num_computed_tokens=num_computed_tokens,
             num_cached_tokens=request.num_cached_tokens,
             block_hashes=tuple(request.block_hashes[:num_full_blocks]),

@@ -23,6 +23,7 @@ from engine.config import EngineConfig
 from engine.execution.interface import ModelRunner, SampledToken, ScheduledBatch, ScheduledRequest
 from engine.kv.cache_manager import KVCacheManager
 from engine.kv.lease import KVLease, LeaseError
+from engine.lent import LentLeases
 from engine.limits import EngineLimits
 from engine.output import EngineStats, Progress, Retained, StepOutput
 from engine.request import Request
@@ -38,12 +39,28 @@ class EngineStuck(RuntimeError):
     """Requests wait, no block is lent out, and yet nothing can run: a programming error."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
+@dataclass(slots=True)
+class _Step:
+    """One step while it happens."""
+
     started_s: float
     news: News
     shares: tuple[Share, ...]
     num_preempted: int
+    runner_s: float = 0.0
+
+    def output(self, now_s: float) -> StepOutput:
+        """What it tells the outside."""
+        return StepOutput(
+            deltas=tuple(self.news.deltas),
+            progress=tuple(self.news.progress),
+            retained=tuple(self.news.retained),
+            num_scheduled_requests=len(self.shares),
+            num_scheduled_tokens=sum(share.num_tokens for share in self.shares),
+            num_preempted=self.num_preempted,
+            step_s=now_s - self.started_s,
+            runner_s=self.runner_s,
+        )
 
 
 class Engine:
@@ -59,10 +76,8 @@ class Engine:
         self._kv = KVCacheManager(runner.num_blocks, layout.block_size, layout.hash_seed, enable_prefix_caching=caching)
         self._scheduler = Scheduler(self._config, self._kv)
         self._roster = Roster()
-        self._committer = Committer(self._scheduler, self._kv, self._roster, runner.eos_token_ids)
-        self._reserved: set[KVLease] = set()
-        self._retained: set[KVLease] = set()
-        self._num_arrived = 0
+        self._lent = LentLeases()
+        self._committer = Committer(self._scheduler, self._kv, self._roster, self._lent, runner.eos_token_ids)
         self._num_steps = 0
 
     def admit(self, request: GenerationRequest, *, retain_kv: bool = False) -> None:
@@ -75,7 +90,8 @@ class Engine:
         self._roster.check_new(request.request_id)
         if self._scheduler.num_waiting >= self._config.max_waiting:
             raise Overloaded(f"{self._scheduler.num_waiting} requests wait, the queue takes {self._config.max_waiting}")
-        self._enter(Request(request, self.clock.now(), self._next_order(request), retain_kv=retain_kv))
+        order = self._scheduler.next_order(request.priority)
+        self._committer.enter(Request(request, self.clock.now(), order, retain_kv=retain_kv))
 
     def reserve(self, request_id: str, num_tokens: int, block_hashes: tuple[bytes, ...]) -> KVLease | None:
         """Room for `num_tokens` tokens of KV from elsewhere, or None while there is none.
@@ -86,11 +102,11 @@ class Engine:
         if num_tokens < 1:
             raise InvalidRequest("num_tokens", num_tokens, "must be at least 1")
         self._limits.check_fits("num_tokens", num_tokens, num_tokens)
-        if not self._scheduler.has_room_for_reservation(num_tokens, len(self._reserved)):
+        if not self._scheduler.has_room_for_reservation(num_tokens, self._lent.num_reserved):
             return None
         lease = self._kv.lease(request_id, num_tokens, block_hashes, num_tokens)
         if lease is not None:
-            self._reserved.add(lease)
+            self._lent.reserve(lease)
         return lease
 
     def adopt(self, request: GenerationRequest, lease: KVLease, num_computed_tokens: int) -> None:
@@ -98,20 +114,18 @@ class Engine:
 
         Raises InvalidRequest (malformed, id in use, could never fit); then the lease is still the caller's.
         """
-        if lease not in self._reserved:
-            raise LeaseError(f"the lease of {lease.holder} is not reserved here")
+        self._lent.check_reserved(lease)
         self._limits.check(request, retain_kv=False)
         self._roster.check_new(request.request_id)
         most = min(len(lease.block_ids) * self._kv.block_size, request.num_tokens - 1)
         if not lease.num_cached_tokens <= num_computed_tokens <= most:
             allowed = f"must be from {lease.num_cached_tokens} to {most}"
             raise InvalidRequest("num_computed_tokens", num_computed_tokens, allowed)
-        self._reserved.remove(lease)
-        record = Request(request, self.clock.now(), self._next_order(request))
+        record = Request(request, self.clock.now(), self._scheduler.next_order(request.priority))
         record.adopted = True
-        record.start(lease, num_computed_tokens)
+        record.start(self._lent.take_back(lease), num_computed_tokens)
         self._committer.publish(record)
-        self._enter(record)
+        self._committer.enter(record)
 
     def abort(self, request_id: str) -> bool:
         """Forget a request and free its blocks, without a delta. False if it is not (or no longer) here."""
@@ -122,18 +136,14 @@ class Engine:
 
     def release(self, lease: KVLease) -> None:
         """Give back a lease from `reserve` or StepOutput.retained. LeaseError for any other, or the second time."""
-        if lease not in self._reserved | self._retained:
-            raise LeaseError(f"the lease of {lease.holder} is not lent out by this engine")
-        self._reserved.discard(lease)
-        self._retained.discard(lease)
-        lease.release()
+        self._lent.take_back(lease).release()
 
     def step(self, on_started: OnStarted | None = None) -> StepOutput:
         """Compute once and tell what came of it. `on_started` hears, before the computing, which retaining requests begin."""
-        plan = self._schedule(on_started)
-        sampled, runner_s = self._execute(plan.shares)
-        self._commit(plan, sampled)
-        return self._output(plan, runner_s)
+        step = self._schedule(on_started)
+        sampled = self._execute(step)
+        self._committer.commit(step.news, step.shares, sampled, self.clock.now())
+        return step.output(self.clock.now())
 
     @property
     def has_work(self) -> bool:
@@ -169,55 +179,33 @@ class Engine:
     def check_integrity(self) -> None:
         """Raise a RuntimeError unless free + cached + leased is all blocks and every lease has exactly one owner."""
         self._kv.check_integrity()
-        owned = [*self._roster.leases(), *self._reserved, *self._retained]
+        owned = [*self._roster.leases(), *self._lent.leases()]
         if len(owned) != len(set(owned)) or set(owned) != self._kv.living_leases():
             raise LeaseError(f"{len(self._kv.living_leases())} leases live, {len(owned)} have an owner")
 
-    def _next_order(self, request: GenerationRequest) -> tuple[int, int]:
-        self._num_arrived += 1
-        return (request.priority if self._config.policy == "priority" else 0, self._num_arrived)
-
-    def _enter(self, request: Request) -> None:
-        self._roster.enter(request)
-        self._scheduler.add(request)
-
-    def _schedule(self, on_started: OnStarted | None) -> _Plan:
+    def _schedule(self, on_started: OnStarted | None) -> _Step:
         now_s, news, num_preemptions = self.clock.now(), News(), self._scheduler.num_preemptions
         self._committer.expire(news, now_s)
-        plan = _Plan(now_s, news, self._scheduler.schedule(), self._scheduler.num_preemptions - num_preemptions)
-        if self.has_work and not (plan.shares or plan.num_preempted or self._reserved or self._retained):
+        shares = self._scheduler.schedule()
+        num_preempted = self._scheduler.num_preemptions - num_preemptions
+        if self.has_work and not (shares or num_preempted or self._lent):
             raise EngineStuck(f"{self._scheduler.num_waiting} requests wait and nothing can run")
-        started = [share.request for share in plan.shares if share.request.started_s is None]
+        started = [share.request for share in shares if share.request.started_s is None]
         for request in started:
             request.begin(now_s)
         if on_started is not None and (retaining := tuple(r.request_id for r in started if r.retain_kv)):
             on_started(retaining)
-        return plan
+        return _Step(now_s, news, shares, num_preempted)
 
-    def _execute(self, shares: tuple[Share, ...]) -> tuple[tuple[SampledToken, ...], float]:
-        if not shares:
-            return (), 0.0
-        batch = ScheduledBatch(tuple(_scheduled(share) for share in shares))
+    def _execute(self, step: _Step) -> tuple[SampledToken, ...]:
+        self._num_steps += 1
+        if not step.shares:
+            return ()
+        batch = ScheduledBatch(tuple(_scheduled(share) for share in step.shares))
         started_s = self.clock.now()
         sampled = self._runner.execute(batch)
-        return sampled, self.clock.now() - started_s
-
-    def _commit(self, plan: _Plan, sampled: tuple[SampledToken, ...]) -> None:
-        self._committer.commit(plan.news, plan.shares, sampled, self.clock.now())
-        self._retained.update(retained.lease for retained in plan.news.retained)
-        self._num_steps += 1
-
-    def _output(self, plan: _Plan, runner_s: float) -> StepOutput:
-        return StepOutput(
-            deltas=tuple(plan.news.deltas),
-            progress=tuple(plan.news.progress),
-            retained=tuple(plan.news.retained),
-            num_scheduled_requests=len(plan.shares),
-            num_scheduled_tokens=sum(share.num_tokens for share in plan.shares),
-            num_preempted=plan.num_preempted,
-            step_s=self.clock.now() - plan.started_s,
-            runner_s=runner_s,
-        )
+        step.runner_s = self.clock.now() - started_s
+        return sampled
 
 
 def _scheduled(share: Share) -> ScheduledRequest:

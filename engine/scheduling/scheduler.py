@@ -37,6 +37,7 @@ class Scheduler:
         self._kv = kv
         self._waiting = WaitingQueue()
         self._running: list[Request] = []
+        self._num_arrived = 0
 
     @property
     def num_waiting(self) -> int:
@@ -52,6 +53,11 @@ class Scheduler:
     def num_queued_tokens(self) -> int:
         """Known tokens whose KV is still to be computed."""
         return sum(r.num_uncomputed_tokens for r in (*self._waiting, *self._running))
+
+    def next_order(self, priority: int) -> tuple[int, int]:
+        """The place of a request that arrives now: by priority if the policy says so, then by arrival."""
+        self._num_arrived += 1
+        return (priority if self._config.policy == "priority" else 0, self._num_arrived)
 
     def add(self, request: Request) -> None:
         """A request that waits, or one that already holds its blocks (adopted)."""

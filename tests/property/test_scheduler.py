@@ -49,8 +49,7 @@ class World:
             SamplingParams(max_tokens=max_tokens),
             (9,) if adopted else (),
         )
-        order = (priority if self.config.policy == "priority" else 0, self.num_arrived)
-        request = Request(facts, 0.0, order)
+        request = Request(facts, 0.0, self.scheduler.next_order(priority))
         if adopted:
             if max_tokens == 1 or not self.scheduler.has_room_for_reservation(num_prompt, 0):
                 return
