@@ -30,6 +30,7 @@ from router.registry import Registry
 from router.service import Inference
 
 MAX_REQUEST_ID_CHARS = 128
+_READ_ON = 4  # times the limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,23 +121,26 @@ class HttpFront:
         return call
 
     async def _body(self, request: Request) -> bytes:
-        """The whole body. Raises _Refused over the limit, before it is read where its length is said."""
+        """The whole body. Raises _Refused over the limit.
+
+        A body that is too large is read on for a while and dropped: a client that still writes does not hear an answer.
+        """
         content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
         if content_type != "application/json":
             raise _Refused(
                 415, f"Content-Type: got {content_type!r}, must be application/json", "unsupported_media_type"
             )
         limit = self._limits.max_body_bytes
-        said = request.headers.get("content-length", "")
-        if said.isdecimal() and int(said) > limit:
-            raise _too_large(int(said), limit)
         parts: list[bytes] = []
         size = 0
         async for part in request.stream():
             size += len(part)
-            if size > limit:
-                raise _too_large(size, limit)
-            parts.append(part)
+            if size > _READ_ON * limit:
+                break
+            if size <= limit:
+                parts.append(part)
+        if size > limit:
+            raise _Refused(413, f"body: got more than {limit} bytes, which is the limit", "body_too_large")
         return b"".join(parts)
 
     async def _models(self, request: Request) -> Response:
@@ -183,12 +187,8 @@ class _Refused(Exception):
     def __init__(self, status: int, message: str, code: str) -> None:
         super().__init__(message)
         body = error_body(message, "invalid_request_error", None, code)
-        # The rest of the body is not read, so the connection cannot be used again.
+        # The body may not have been read to its end, so the connection cannot be used again.
         self.response = Response(body, status, {"Connection": "close"}, media_type="application/json")
-
-
-def _too_large(num_bytes: int, limit: int) -> _Refused:
-    return _Refused(413, f"body: got {num_bytes} bytes, at most {limit} are read", "body_too_large")
 
 
 def _request_id(request: Request) -> str:

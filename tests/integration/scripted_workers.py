@@ -1,0 +1,289 @@
+"""Workers that speak the real protocol over real sockets, make tokens from a script, and break where a test says so.
+
+The KV is not there: a commit is a message in this process. A token is a function of (prompt, seed, index), as in the real
+engine, so a continuation elsewhere must give the answer that an undisturbed run gives.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import grpc
+from grpc_status import rpc_status
+
+from contracts.clock import MonotonicClock
+from contracts.errors import DiptychError
+from contracts.kv_layout import KVLayout
+from contracts.pb.diptych.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
+from contracts.request import FinishReason, GenerationRequest, TokenDelta, TokenLogprob
+from contracts.wire import (
+    delta_to_pb,
+    error_info,
+    error_info_to_pb,
+    handoff_stats_to_pb,
+    request_from_pb,
+    stages_to_pb,
+)
+from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
+from observability.stages import HandoffStats, StageTimes
+from rpc.announce import AnnounceConfig, Announcer, GrpcRegistryClient
+from rpc.errors import to_status
+
+LAYOUT = KVLayout("tiny", "float32", 4, 2, 32, 16)
+EOS = 1
+STATS = HandoffStats("local", kv_bytes=4096, num_writes=1, num_blocks=1, transfer_s=0.001, exposed_s=0.0005)
+PREFILL_STAGES = StageTimes(prefill_queue_s=0.001, prefill_compute_s=0.002, transfer_s=0.0005)
+DECODE_STAGES = StageTimes(decode_queue_s=0.001, first_step_s=0.001)
+
+
+def token_at(request: GenerationRequest, index: int) -> int:
+    """Never a mark, so an answer ends by length."""
+    return 2 + (sum(request.prompt_token_ids) * 31 + request.sampling.seed * 7 + index * 13) % 1000
+
+
+def says(token_ids) -> Callable[[GenerationRequest, int], int]:
+    """A script that says these tokens and ends."""
+    return lambda request, index: token_ids[index] if index < len(token_ids) else EOS
+
+
+def answer(request: GenerationRequest) -> list[int]:
+    return [token_at(request, i) for i in range(request.sampling.max_tokens)]
+
+
+@dataclass
+class Faults:
+    """What shall go wrong. Each is used up by the request that meets it."""
+
+    refuse: list[DiptychError] = field(default_factory=list)
+    die_before_first: int = 0
+    die_after_first: int = 0
+    handoff_failures: list[DiptychError] = field(default_factory=list)
+    die_after_tokens: int | None = None
+    skip_a_token: int = 0
+    hold: asyncio.Event = field(default_factory=asyncio.Event)  # cleared by a test to make the worker wait
+
+    def __post_init__(self) -> None:
+        self.hold.set()
+
+
+class ScriptedWorker:
+    def __init__(self, cluster: "Cluster", kind: WorkerKind, worker_id: str, epoch: int = 1) -> None:
+        self.cluster, self.kind, self.ref = cluster, kind, WorkerRef(worker_id, epoch)
+        self.faults = Faults()
+        self.seen: list[GenerationRequest] = []  # what it was asked to run
+        self.running: set[str] = set()
+        self.cancelled: list[str] = []
+        self.load = WorkerLoad()
+        self.info: WorkerInfo | None = None
+
+    async def start(self) -> None:
+        self.server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        if self.kind is WorkerKind.PREFILL:
+            prefill_pb2_grpc.add_PrefillServicer_to_server(ScriptedPrefill(self), self.server)
+        else:
+            decode_pb2_grpc.add_DecodeServicer_to_server(ScriptedDecode(self), self.server)
+        port = self.server.add_insecure_port("127.0.0.1:0")
+        await self.server.start()
+        self.info = WorkerInfo(
+            self.ref, self.kind, f"127.0.0.1:{port}", self.cluster.model_name, LAYOUT, ("local",), 1024, 256
+        )
+        client = GrpcRegistryClient(self.cluster.registry_address)
+        self.announcer = Announcer(
+            client, self.info, lambda: self.load, MonotonicClock(), AnnounceConfig(interval_s=0.1)
+        )
+        assert await self.announcer.announce_once()
+        self._announcing = asyncio.create_task(self.announcer.run())
+
+    async def mute(self) -> None:
+        self._announcing.cancel()
+        await asyncio.wait((self._announcing,))
+
+    async def stop(self, leave: bool = False) -> None:
+        await self.mute()
+        if leave:
+            await self.announcer.leave()
+        else:
+            await self.announcer._client.close()
+        await self.server.stop(0)
+
+
+class ScriptedPrefill(prefill_pb2_grpc.PrefillServicer):
+    def __init__(self, worker: ScriptedWorker) -> None:
+        self.worker, self.cluster, self.faults = worker, worker.cluster, worker.faults
+
+    async def Run(self, commands, context):
+        first = (await anext(aiter(commands))).run
+        request = request_from_pb(first.request)
+        self.worker.seen.append(request)
+        self.worker.running.add(request.request_id)
+        try:
+            await self.faults.hold.wait()
+            async for event in self.events(request, first.target, commands, context):
+                yield event
+        except asyncio.CancelledError:
+            self.worker.cancelled.append(request.request_id)
+            raise
+        finally:
+            self.worker.running.discard(request.request_id)
+
+    async def events(self, request, target, commands, context):
+        if self.faults.refuse:
+            status = rpc_status.to_status(to_status(self.faults.refuse.pop()))
+            await context.abort(status.code, status.details, status.trailing_metadata)
+        if self.faults.die_before_first:
+            self.faults.die_before_first -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "died before the first token")
+        delta = make_delta(self.cluster.script, request, request.request_id, len(request.output_token_ids))
+        if delta.first_index == 0:
+            delta = replace(delta, num_cached_tokens=self.cluster.num_cached_tokens, stages=PREFILL_STAGES)
+        yield prefill_pb2.PrefillEvent(tokens=delta_to_pb(delta))
+        if delta.finish_reason is not None:
+            return
+        if self.faults.die_after_first:
+            self.faults.die_after_first -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "died after the first token")
+        while self.faults.handoff_failures:
+            failed = prefill_pb2.HandoffFailed(
+                handoff_id=target.handoff_id,
+                error=error_info_to_pb(error_info(self.faults.handoff_failures.pop())),
+                hold_s=10,
+            )
+            yield prefill_pb2.PrefillEvent(handoff_failed=failed)
+            target = (await anext(aiter(commands))).retarget
+        ticket = replace(request, output_token_ids=(*request.output_token_ids, *delta.token_ids))
+        self.cluster.commit(target.decode.worker_id, target.handoff_id).set_result(ticket)
+        done = prefill_pb2.HandedOff(
+            handoff_id=target.handoff_id, stats=handoff_stats_to_pb(STATS), stages=stages_to_pb(PREFILL_STAGES)
+        )
+        yield prefill_pb2.PrefillEvent(handed_off=done)
+
+
+class ScriptedDecode(decode_pb2_grpc.DecodeServicer):
+    def __init__(self, worker: ScriptedWorker) -> None:
+        self.worker, self.cluster, self.faults = worker, worker.cluster, worker.faults
+
+    async def Session(self, commands, context):
+        outbox: asyncio.Queue[TokenDelta | None] = asyncio.Queue()
+        tasks: dict[str, asyncio.Task] = {}
+
+        async def listen() -> None:
+            async for command in commands:
+                match command.WhichOneof("command"):
+                    case "attach":
+                        ident = command.attach.handoff_id
+                        ticket = self.cluster.commit(self.worker.ref.worker_id, ident)
+                        tasks[ident] = asyncio.create_task(self.go_on(ident, ticket, outbox))
+                    case "generate":
+                        request = request_from_pb(command.generate.request)
+                        self.worker.seen.append(request)
+                        tasks[request.request_id] = asyncio.create_task(self.run(request.request_id, request, outbox))
+                    case "cancel":
+                        ident = command.cancel.request_id
+                        self.worker.cancelled.append(ident)
+                        if ident in tasks:
+                            tasks[ident].cancel()
+
+        listener = asyncio.create_task(listen())
+        try:
+            while (delta := await outbox.get()) is not None:
+                yield decode_pb2.DecodeBatch(deltas=[delta_to_pb(delta)])
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "decode worker died")
+        finally:
+            for task in [listener, *tasks.values()]:
+                task.cancel()
+
+    async def go_on(self, ident, ticket, outbox):
+        await self.run(ident, await ticket, outbox)
+
+    async def run(self, ident, request, outbox):
+        self.worker.running.add(ident)
+        try:
+            if self.faults.refuse:
+                info = error_info(self.faults.refuse.pop())
+                outbox.put_nowait(TokenDelta(ident, 0, finish_reason=FinishReason.ERROR, error=info))
+                return
+            index = len(request.output_token_ids)
+            while True:
+                await self.faults.hold.wait()
+                await asyncio.sleep(self.cluster.step_s)
+                if self.faults.die_after_tokens is not None:
+                    self.faults.die_after_tokens -= 1
+                    if self.faults.die_after_tokens < 0:
+                        self.faults.die_after_tokens = None
+                        outbox.put_nowait(None)
+                        return
+                if self.faults.skip_a_token:
+                    self.faults.skip_a_token -= 1
+                    index += 1
+                delta = make_delta(self.cluster.script, request, ident, index)
+                outbox.put_nowait(delta if delta.finish_reason is None else replace(delta, stages=DECODE_STAGES))
+                if delta.finish_reason is not None:
+                    return
+                index += 1
+        finally:
+            self.worker.running.discard(ident)
+
+
+def make_delta(script, request: GenerationRequest, ident: str, index: int) -> TokenDelta:
+    token = script(request, index)
+    sampling = request.sampling
+    ended = token == EOS and not sampling.ignore_eos
+    finish = FinishReason.STOP if ended else FinishReason.LENGTH if index + 1 >= sampling.max_tokens else None
+    logprobs = ()
+    if sampling.logprobs is not None:
+        top = tuple((token + k, -0.5 - k) for k in range(sampling.logprobs))
+        logprobs = (TokenLogprob(token, -0.5, 1, top),)
+    prompt_logprobs = ()
+    if sampling.prompt_logprobs is not None and index == 0:
+        rest = tuple(TokenLogprob(t, -1.0, 2, ((5, -0.1),)) for t in request.prompt_token_ids[1:])
+        prompt_logprobs = (None, *rest)
+    return TokenDelta(
+        ident,
+        index,
+        (token,),
+        logprobs,
+        prompt_logprobs,
+        finish_reason=finish,
+        stop_token_id=token if ended else None,
+    )
+
+
+class Cluster:
+    """Scripted workers around one real router."""
+
+    def __init__(self, registry_address: str, model_name: str) -> None:
+        self.registry_address, self.model_name = registry_address, model_name
+        self.script = token_at
+        self.step_s = 0.0
+        self.num_cached_tokens = 0
+        self.workers: list[ScriptedWorker] = []
+        self._commits: dict[tuple[str, str], asyncio.Future] = {}
+
+    def commit(self, worker_id: str, handoff_id: str) -> asyncio.Future:
+        key = (worker_id, handoff_id)
+        if key not in self._commits:
+            self._commits[key] = asyncio.get_running_loop().create_future()
+        return self._commits[key]
+
+    async def add(self, kind: WorkerKind, worker_id: str, epoch: int = 1) -> ScriptedWorker:
+        worker = ScriptedWorker(self, kind, worker_id, epoch)
+        await worker.start()
+        self.workers.append(worker)
+        return worker
+
+    async def pools(self, num_prefill: int, num_decode: int) -> tuple[list[ScriptedWorker], list[ScriptedWorker]]:
+        prefill = [await self.add(WorkerKind.PREFILL, f"p{i}") for i in range(num_prefill)]
+        decode = [await self.add(WorkerKind.DECODE, f"d{i}") for i in range(num_decode)]
+        return prefill, decode
+
+    async def idle(self, timeout_s: float = 5.0) -> None:
+        """Return when no worker runs anything; TimeoutError when they go on."""
+        async with asyncio.timeout(timeout_s):
+            while any(worker.running for worker in self.workers):
+                await asyncio.sleep(0.01)
+
+    async def stop(self) -> None:
+        for worker in self.workers:
+            with contextlib.suppress(grpc.aio.UsageError):
+                await worker.stop()
