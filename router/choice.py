@@ -5,7 +5,7 @@ Does not know what the worker will be asked to do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
 from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
@@ -29,7 +29,7 @@ class Chooser:
             return None
         return self._policies[kind].choose(preferred, Query(job.prompt_token_ids)).info
 
-    def has_other(self, avoid: AbstractSet[WorkerRef]) -> bool:
-        """Whether a ready worker is left that has not failed this request."""
-        everyone = [c for kind in WorkerKind for c in self._pools.candidates(kind)]
-        return any(c.info.ref not in avoid for c in everyone)
+    def has_other(self, kinds: Iterable[WorkerKind], avoid: AbstractSet[WorkerRef]) -> bool:
+        """Whether each of these pools has a ready worker left that has not failed this request; empty pools do not count."""
+        pools = [self._pools.candidates(kind) for kind in kinds]
+        return all(any(c.info.ref not in avoid for c in pool) for pool in pools if pool)

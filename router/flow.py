@@ -51,10 +51,15 @@ class Flow:
                 raise InternalError("an attempt ended without a finish reason")
             except DiptychError as error:
                 self._metrics.attempt_failed(error.code.value)
-                if isinstance(error, Overloaded) and not self._means.chooser.has_other(progress.avoid):
+                if isinstance(error, Overloaded) and not self._another_may_have_room(progress):
                     raise
                 progress.fail(error)
             await self._back_off(progress)
+
+    def _another_may_have_room(self, progress: Progress) -> bool:
+        alone = progress.job.route is Route.COLOCATED
+        kinds = (WorkerKind.DECODE,) if alone else tuple(WorkerKind)
+        return self._means.chooser.has_other(kinds, progress.avoid)
 
     async def _next_attempt(self, progress: Progress) -> Alone | HandOver:
         decode = await self._worker(WorkerKind.DECODE, progress)

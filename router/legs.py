@@ -151,9 +151,9 @@ class PrefillLeg:
         except DiptychError as broken:
             error = broken
         finally:
-            self._commands.put_nowait(None)
             if call is not None:
-                call.cancel()
+                call.cancel()  # before the commands end, which would tell the worker that all is well
+            self._commands.put_nowait(None)
             self._inbox.put_nowait(PrefillEnded(error))
 
 
@@ -227,9 +227,9 @@ class DecodeSession:
         except DiptychError as broken:
             error = broken
         finally:
-            commands.put_nowait(None)
             if call is not None:
                 call.cancel()
+            commands.put_nowait(None)
             self._commands, self._task = asyncio.Queue(), None
             self._fail(error)
             if self._closed is None:

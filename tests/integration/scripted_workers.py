@@ -150,7 +150,10 @@ class ScriptedPrefill(prefill_pb2_grpc.PrefillServicer):
                 hold_s=10,
             )
             yield prefill_pb2.PrefillEvent(handoff_failed=failed)
-            target = (await anext(aiter(commands))).retarget
+            command = await anext(aiter(commands), None)
+            if command is None:  # a cancelled call ends the commands first
+                await asyncio.Event().wait()
+            target = command.retarget
         ticket = replace(request, output_token_ids=(*request.output_token_ids, *delta.token_ids))
         self.cluster.commit(target.decode.worker_id, target.handoff_id).set_result(ticket)
         done = prefill_pb2.HandedOff(
