@@ -40,7 +40,7 @@ def working(what: str, console: Console | None = None) -> Iterator[Callable[[str
 
 
 class Lines:
-    """The same for pipes and logs: a line once it takes a while, one per word on the progress, one at the end.
+    """The same for pipes and logs: a line once it takes a while, one every few seconds after that, one at the end.
 
     Owns a timer, which `close` stops; what is over at once leaves no line.
     """
@@ -51,18 +51,22 @@ class Lines:
         self._began = time.monotonic()
         self._timer = threading.Timer(PATIENCE_S, self._print, (f"{what} …",))
         self._timer.daemon = True
+        self._quiet_until = 0.0
         self._timer.start()
 
     def __call__(self, text: str) -> None:
         """A word on how far it is."""
         self._timer.cancel()
-        self._print(f"{self._what}: {text}")
+        now = time.monotonic()
+        if now >= self._quiet_until:
+            self._quiet_until = now + TERSE_S
+            self._print(f"{self._what}: {text}")
 
     def finish(self) -> None:
         """Say how long it took, if that was long enough to wonder."""
         took_s = time.monotonic() - self._began
         if took_s >= TERSE_S:
-            self(f"done in {took_s:.1f} s")
+            self._print(f"{self._what}: done in {took_s:.1f} s")
 
     def close(self) -> None:
         """Nothing is said any more. Idempotent."""

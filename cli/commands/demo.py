@@ -18,6 +18,8 @@ from cli.options import DTYPE, NAME, SectionedCommand, apply, option
 from engine.models.store import model_name
 
 NUM_WORKERS = 2
+CHUNK_TOKENS = 256  # the long prompts take several steps, so that their KV travels while they compute
+LINE_CHARS = 110  # of the table, where there is no terminal to ask
 
 
 class DemoFlags(TypedDict):
@@ -76,6 +78,7 @@ def demo(ctx: click.Context, /, **given: Unpack[DemoFlags]) -> None:
         connector=given["connector"],
         dtype=given["dtype"],
         kv_memory_bytes=given["kv_memory"],
+        max_num_batched_tokens=CHUNK_TOKENS,
         threads=given["threads"] or default_threads(NUM_WORKERS),
     )
     config = ClusterConfig(
@@ -86,7 +89,10 @@ def demo(ctx: click.Context, /, **given: Unpack[DemoFlags]) -> None:
         workers=workers,
         log_level=given["log_level"],
     )
-    good = asyncio.run(run_demo(config, QUESTIONS, Console(highlight=False)))
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=LINE_CHARS)
+    good = asyncio.run(run_demo(config, QUESTIONS, console))
     ctx.exit(0 if good else 1)
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from cli.demo.asking import Answer
 
 MIB = 2**20
+NUMBERS_WIDTH = 71  # all columns but the first, at their widest
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -25,16 +26,24 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else math.nan
 
 
-def measurements(answers: Sequence[Answer]) -> Table:
-    """One row a question: what its client saw and what its hand-off moved."""
-    table = Table(title="What the clients saw, and what the hand-offs moved", title_justify="left")
-    table.add_column("question", overflow="fold")
-    table.add_column("door")
-    for column in ("prompt\ntokens", "answer\ntokens", "TTFT\nms", "ITL\nmean ms", "ITL\np99 ms"):
-        table.add_column(column, justify="right")
-    for column in ("hand-off\nMiB", "hand-off\nms", "GB/s"):
-        table.add_column(column, justify="right")
-    table.add_column("connector")
+def measurements(answers: Sequence[Answer], width: int) -> Table:
+    """One row a question: what its client saw and what its hand-off moved, in lines of `width` characters."""
+    table = Table(
+        title="What the clients saw, and what the hand-offs moved (KV)",
+        title_justify="left",
+        box=None,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        header_style="bold",
+    )
+    # Numbers are never cut; the questions have what is left of the line.
+    table.add_column("\nquestion", no_wrap=True, overflow="ellipsis", max_width=max(8, width - NUMBERS_WIDTH))
+    table.add_column("\ndoor", no_wrap=True)
+    for column in ("prompt\ntokens", "answer\ntokens", "TTFT\nms", "ITL ms\nmean", "ITL ms\np99"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for column in ("KV\nMiB", "KV\nms", "KV\nGB/s"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("\nconnector", no_wrap=True)
     for number, answer in enumerate(answers, 1):
         table.add_row(
             f"{number} {answer.question.title}",

@@ -105,7 +105,7 @@ async def _ask_all(
 
 def _report(console: Console, listener: QuietListener, two_pools: list[Answer], colocated: list[Answer]) -> bool:
     console.print()
-    console.print(measurements(two_pools))
+    console.print(measurements(two_pools, console.width))
     for text in listener.restarts:
         console.print(Text(f"a process died meanwhile: {text}", "bold red"), soft_wrap=True)
     problems = differences(two_pools, colocated)
