@@ -165,13 +165,18 @@ class AnswerBook:
             self._stop(answer, RequestCancelled(f"{answer.request_id}: its session ended"))
             del self._answers[answer.request_id]
 
-    def sweep(self) -> None:
-        """End what has waited too long."""
+    def sweep(self, *, nothing_comes: bool = False) -> None:
+        """End what has waited too long; with `nothing_comes` also every wait for a hand-off, since none will be taken."""
         now = self._clock.now()
-        for answer in [a for a in self._answers.values() if a.deadline is not None and a.deadline <= now]:
-            what = "did not come" if answer.state is AnswerState.AWAITED else "nobody attached"
+
+        def overdue(answer: Answer) -> bool:
+            hopeless = nothing_comes and answer.state is AnswerState.AWAITED
+            return hopeless or (answer.deadline is not None and answer.deadline <= now)
+
+        for answer in [a for a in self._answers.values() if overdue(a)]:
+            what = "does not come" if answer.state is AnswerState.AWAITED else "nobody attached in time"
             log.warning("gave up", handoff_id=answer.request_id, reason=what)
-            error = UnknownHandoff(f"{answer.request_id}: {what} in time")
+            error = UnknownHandoff(f"{answer.request_id}: {what}")
             self._stop(answer, error)
             self.fail(answer.request_id, error)
         self._lost.forget()

@@ -92,6 +92,7 @@ class DecodeWorker:
         self.desk.refuse_new()
         await self.receiver.drain()
         while self._book.num_open:
+            self._book.sweep(nothing_comes=True)
             await self._clock.sleep(self._config.drain_poll_s)
         self.desk.end_sessions()
 

@@ -40,6 +40,7 @@ class EngineDriver:
         self._on_started = on_started
         self.on_step: Callable[[StepOutput], None] | None = None
         self._load = WorkerLoad()
+        self._slowest_step_s = 0.0
         self._started = False
         self._fatal: asyncio.Future[BaseException] = self._event_loop.create_future()
         self._loop = EngineLoop(
@@ -80,8 +81,11 @@ class EngineDriver:
         return replace(self._load, state=state)
 
     def stalled_s(self) -> float:
-        """For how long the engine has been inside one step or command; 0 while it waits for work."""
-        return self._loop.progress.stalled_s(self._clock.now())
+        """For how long the engine has been inside one step or command beyond what is usual here; 0 while it waits for work.
+
+        Usual is three times the slowest step so far: a long prompt on a slow machine is no stall.
+        """
+        return max(0.0, self._loop.progress.stalled_s(self._clock.now()) - 3 * self._slowest_step_s)
 
     def die(self, error: BaseException) -> None:
         """A fault of ours outside the engine's thread: `fatal` resolves with the first."""
@@ -93,6 +97,7 @@ class EngineDriver:
 
     def _hear_output(self, output: StepOutput) -> None:
         self._note_load(self._engine)
+        self._slowest_step_s = max(self._slowest_step_s, output.step_s)
         if self.on_step is not None:
             self.on_step(output)
         if output.deltas or output.progress or output.retained:

@@ -116,7 +116,7 @@ class PeerPool:
         self._max_peers = max_peers
         self._grace_s = grace_s
         self._peers: OrderedDict[tuple[str, str], GrpcPeer] = OrderedDict()  # (worker id, address)
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: dict[asyncio.Task[None], GrpcPeer] = {}
 
     def peer(self, decode: WorkerRef, address: str) -> GrpcPeer:
         """See PeerSource. An older life than the known one gets a peer of its own, which the other side will refuse."""
@@ -133,13 +133,13 @@ class PeerPool:
 
     async def close(self) -> None:
         """See PeerSource."""
-        peers = list(self._peers.values())
+        peers = [*self._peers.values(), *self._closing.values()]
         self._peers.clear()
         for closing in list(self._closing):
             closing.cancel()
-        await asyncio.gather(*(peer.close(None) for peer in peers), *self._closing, return_exceptions=True)
+        await asyncio.gather(*(peer.close(None) for peer in peers))
 
     def _retire(self, peer: GrpcPeer) -> None:
         closing = asyncio.ensure_future(peer.close(self._grace_s))
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
+        self._closing[closing] = peer
+        closing.add_done_callback(self._closing.pop)

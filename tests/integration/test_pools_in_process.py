@@ -432,6 +432,7 @@ async def test_draining_finishes_what_is_there_and_refuses_the_rest() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await refused.call.read()
         assert isinstance(from_rpc_error(caught.value, "prefill"), Unavailable)
+        await decoding.attach("never reserved")
         late = request(5, 5)
         await decoding.generate(late)
         (delta,) = await decoding.whole(late.request_id)
@@ -442,6 +443,9 @@ async def test_draining_finishes_what_is_there_and_refuses_the_rest() -> None:
         await prefilling.ended()
         answer = joined([first, *await decoding.whole(target.handoff_id)])
         assert answer.token_ids == expected_tokens(asked, MODEL)
+        (hopeless,) = await decoding.whole("never reserved")
+        assert hopeless.error is not None
+        assert hopeless.error.retryable
         async with asyncio.timeout(10):
             await draining
             await asyncio.wait((decoding._reading,))

@@ -1,0 +1,155 @@
+"""A decode worker over gRPC is the same HandoffPeer as in one process; peers are kept per life and let go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from contracts.errors import DiptychError, LayoutMismatch, NoRoom, StaleEpoch, UnknownHandoff, WorkerLost
+from contracts.kv_layout import KVLayout
+from contracts.pb.diptych.v1 import handoff_pb2_grpc
+from contracts.request import GenerationRequest
+from contracts.sampling import SamplingParams
+from contracts.ticket import (
+    AbortRequest,
+    ConnectRequest,
+    ConnectResponse,
+    Grant,
+    RenewRequest,
+    RenewResponse,
+    ReserveRequest,
+    Ticket,
+)
+from contracts.worker import ConnectorAddress, WorkerRef
+from decode_service.handoff_servicer import HandoffServicer
+from prefill_service.peer import GrpcPeer, PeerPool
+from rpc.server import RpcServer, ServerConfig
+
+P, D = WorkerRef("p", 1), WorkerRef("d", 2)
+LAYOUT = KVLayout("m", "float32", 2, 1, 4, 4)
+CONNECT = ConnectRequest(P, D, LAYOUT)
+RESERVE = ReserveRequest("h", P, D, 9, (b"a", b"b"))
+TICKET = Ticket("h", P, D, LAYOUT, GenerationRequest("h", (1, 2), SamplingParams(), (3,)), 2, 0)
+GRANT = Grant("h", D, (4, 5), 4, 2.5, ((ConnectorAddress("tcp", "h:1"), 2**63 + 5),))
+
+
+class Peer:
+    """Answers, or raises what it is told to."""
+
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+        self.error: DiptychError | None = None
+
+    def _hear(self, message: object) -> None:
+        self.heard.append(message)
+        if self.error is not None:
+            raise self.error
+
+    async def connect(self, request: ConnectRequest) -> ConnectResponse:
+        self._hear(request)
+        return ConnectResponse(D, (ConnectorAddress("shm", "x"),))
+
+    async def reserve(self, request: ReserveRequest) -> Grant:
+        self._hear(request)
+        return GRANT
+
+    async def commit(self, ticket: Ticket) -> int:
+        self._hear(ticket)
+        return 7
+
+    async def abort(self, request: AbortRequest) -> None:
+        self._hear(request)
+
+    async def renew(self, request: RenewRequest) -> RenewResponse:
+        self._hear(request)
+        return RenewResponse(("h2",), 3.5)
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[tuple[Peer, GrpcPeer, RpcServer]]:
+    peer, server = Peer(), RpcServer(ServerConfig(), ())
+    handoff_pb2_grpc.add_HandoffServicer_to_server(HandoffServicer(peer), server.grpc_server)
+    remote = GrpcPeer(D, f"127.0.0.1:{await server.start()}")
+    yield peer, remote, server
+    await remote.close(None)
+    await server.stop(0)
+
+
+async def test_every_message_and_answer_arrives_whole() -> None:
+    async with served() as (peer, remote, _):
+        abort, renew = AbortRequest("h", P, D, "left"), RenewRequest(P, D, ("h", "h2"))
+        assert await remote.connect(CONNECT) == ConnectResponse(D, (ConnectorAddress("shm", "x"),))
+        assert await remote.reserve(RESERVE) == GRANT
+        assert await remote.commit(TICKET) == 7
+        await remote.abort(abort)
+        assert await remote.renew(renew) == RenewResponse(("h2",), 3.5)
+        assert peer.heard == [CONNECT, RESERVE, TICKET, abort, renew]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [LayoutMismatch("dtype", "a", "b"), StaleEpoch("d", 2, 1), UnknownHandoff("h has ended"), NoRoom("full", 0.25)],
+    ids=lambda error: type(error).__name__,
+)
+async def test_errors_arrive_as_themselves(error: DiptychError) -> None:
+    async with served() as (peer, remote, _):
+        peer.error = error
+        for call in (remote.connect(CONNECT), remote.commit(TICKET), remote.abort(AbortRequest("h", P, D, ""))):
+            with pytest.raises(type(error)) as caught:
+                await call
+            assert caught.value.message == error.message
+
+
+async def test_no_room_says_when_to_ask_again() -> None:
+    async with served() as (peer, remote, _):
+        peer.error = NoRoom("full", 0.25)
+        with pytest.raises(NoRoom) as caught:
+            await remote.reserve(RESERVE)
+        assert caught.value.retry_after_s == 0.25
+
+
+async def test_nobody_there_means_no_answer() -> None:
+    async with served() as (_, remote, server):
+        await server.stop(0)
+        for call in (remote.connect(CONNECT), remote.reserve(RESERVE), remote.commit(TICKET)):
+            with pytest.raises(WorkerLost):
+                await call
+
+
+class Kept(GrpcPeer):
+    """Notes when it was closed, and how gently."""
+
+    def __init__(self, decode: WorkerRef, address: str) -> None:
+        super().__init__(decode, address)
+        self.closed: list[float | None] = []
+
+    async def close(self, grace_s: float | None) -> None:
+        self.closed.append(grace_s)
+        await super().close(None)
+
+
+async def test_a_peer_is_kept_for_one_life() -> None:
+    pool = PeerPool(Kept, grace_s=9.0)
+    first = pool.peer(D, "h:1")
+    assert pool.peer(D, "h:1") is first
+    assert pool.peer(WorkerRef("e", 1), "h:1") is not first
+    second = pool.peer(WorkerRef("d", 3), "h:1")
+    assert second is not first
+    await asyncio.sleep(0)
+    await pool.close()
+    assert isinstance(first, Kept)
+    assert isinstance(second, Kept)
+    assert (first.closed, second.closed) == ([9.0, None], [None])
+
+
+async def test_the_least_recently_used_is_let_go() -> None:
+    pool = PeerPool(Kept, max_peers=2)
+    a, b = pool.peer(WorkerRef("a", 1), "h:1"), pool.peer(WorkerRef("b", 1), "h:2")
+    assert pool.peer(WorkerRef("a", 1), "h:1") is a
+    pool.peer(WorkerRef("c", 1), "h:3")
+    assert pool.peer(WorkerRef("a", 1), "h:1") is a
+    assert pool.peer(WorkerRef("b", 1), "h:2") is not b
+    await pool.close()
