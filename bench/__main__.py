@@ -91,7 +91,8 @@ def measure_ttft(options: Options, say: Say) -> Report:
 def measure_streams(options: Options, say: Say) -> Report:
     """A minute or two."""
     model = resolve_model(options.model, None, say)
-    config = StreamsBenchConfig(rounds=options.rounds or 3)
+    config = StreamsBenchConfig()
+    config = replace(config, rounds=options.rounds or config.rounds)
     say("streams: starting a cluster")
     with serving(model) as cluster:
         return run_streams(model, cluster, vocab_size_of(model), config, say)

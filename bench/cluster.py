@@ -1,38 +1,57 @@
-"""A real cluster to measure: `diptych up` as a child process, its processes' ids from the ready file.
+"""A real cluster to measure: router, prefill and decode worker as child processes, started by `diptych`'s own commands.
 
-    with serving(model, folder) as cluster:   # router, 1 prefill and 1 decode worker, one thread each
-        … cluster.grpc, cluster.cpu_s() …
+    with serving(model) as cluster:   # both ways through it answer
+        … cluster.grpc, cluster.cpu_s(), cluster.engine_steps("decode") …
     # SIGTERM; returns when everything has ended
 
-Started by its command line, as a user does, because `bench` stands below `cli`. Does not know what is asked of it.
+Started by command line, as services are, because `bench` stands below `cli`; the children end with this process whatever
+happens to it. Does not know what is asked of the cluster.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
+import re
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import msgspec
 import psutil
 
+from bench.load import LoadFailed, LoadPlan, LoadRequest, Protocol, Route, carry_out
+
 START_TIMEOUT_S = 300.0
-STOP_TIMEOUT_S = 40.0
-POLL_S = 0.1
+STOP_TIMEOUT_S = 30.0
+POLL_S = 0.3
+HOST = "127.0.0.1"
+_STEP_SERIES = re.compile(rb"^diptych_engine_step_seconds_(sum|count) (\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSteps:
+    """What a worker's engine has done up to `at_s` of the monotonic clock."""
+
+    at_s: float
+    num_steps: int
+    step_s: float  # of all steps together
 
 
 @dataclass(frozen=True, slots=True)
 class ServedProcess:
-    """One process of the cluster."""
+    """One process of the cluster; `metrics` is its /metrics URL."""
 
-    name: str
     kind: str  # router, prefill, decode
     pid: int
+    metrics: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +65,19 @@ class ServedCluster:
 
     def cpu_s(self) -> dict[str, float]:
         """CPU seconds used so far, user and system, by kind of process."""
-        spent: dict[str, float] = {}
-        for process in self.processes:
-            times = psutil.Process(process.pid).cpu_times()
-            spent[process.kind] = spent.get(process.kind, 0.0) + times.user + times.system
-        return spent
+        times = {p.kind: psutil.Process(p.pid).cpu_times() for p in self.processes}
+        return {kind: spent.user + spent.system for kind, spent in times.items()}
+
+    def engine_steps(self, kind: str) -> EngineSteps:
+        """Ask the worker of `kind` for its counters; a few milliseconds of its time."""
+        (worker,) = (p for p in self.processes if p.kind == kind)
+        page = httpx.get(worker.metrics).raise_for_status().content
+        values = {name: float(value) for name, value in _STEP_SERIES.findall(page)}
+        return EngineSteps(time.monotonic(), int(values[b"count"]), values[b"sum"])
 
 
 class ClusterDidNotStart(RuntimeError):
-    """The command ended, or was not ready in time; carries its last words."""
+    """A process ended, or the cluster did not answer in time; carries its last words."""
 
 
 class ModelSize(msgspec.Struct):
@@ -71,35 +94,67 @@ def vocab_size_of(model: Path) -> int:
 @contextmanager
 def serving(model: Path, threads: int = 1) -> Iterator[ServedCluster]:
     """1 prefill + 1 decode worker of `threads` threads each on the model directory `model`. Raises ClusterDidNotStart."""
-    with tempfile.TemporaryDirectory(prefix="diptych-bench-") as folder:
-        ready, log = Path(folder) / "ready.json", Path(folder) / "log"
-        command = [sys.executable, "-P", "-m", "cli", "up", "--model", str(model), "--plain"]
-        command += ["--prefill", "1", "--decode", "1", "--threads", str(threads)]
-        command += ["--http-port", "0", "--grpc-port", "0", "--ready-file", str(ready)]
-        with log.open("wb") as output:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
-            try:
-                yield _wait_ready(process, ready, log)
-            finally:
-                _stop(process)
+    ports = dict(zip(("http", "grpc", "prefill", "decode"), _free_ports(4), strict=True))
+    name = model.resolve().name
+    router = f"{HOST}:{ports['grpc']}"
+    shared = ["--model", str(model), "--served-name", name]
+    worker = [*shared, "--router", router, "--threads", str(threads), "--kv-memory", "512MiB"]
+    commands = {
+        "router": [*shared, "--http-port", str(ports["http"]), "--grpc-port", str(ports["grpc"])],
+        "prefill": [*worker, "--metrics-port", str(ports["prefill"])],
+        "decode": [*worker, "--metrics-port", str(ports["decode"])],
+    }
+    with tempfile.TemporaryFile() as log, ExitStack() as running:
+        children = {}
+        for kind, arguments in commands.items():
+            command = [sys.executable, "-P", "-m", "cli", kind, "--exit-with", str(os.getpid()), *arguments]
+            children[kind] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            running.callback(_stop, children[kind])
+        metrics = {"router": ports["http"], **ports}
+        served = tuple(
+            ServedProcess(kind, child.pid, f"http://{HOST}:{metrics[kind]}/metrics") for kind, child in children.items()
+        )
+        cluster = ServedCluster(f"http://{HOST}:{ports['http']}", router, name, served)
+        try:
+            _wait_answers(cluster, list(children.values()))
+        except ClusterDidNotStart as error:
+            log.seek(0)
+            raise ClusterDidNotStart(f"{error}; {log.read()[-2000:].decode('utf-8', 'replace')}") from error
+        yield cluster
 
 
-def _wait_ready(process: subprocess.Popen[bytes], ready: Path, log: Path) -> ServedCluster:
+def _free_ports(count: int) -> list[int]:
+    """Ports nobody listens on now; all different, because all are held until the last is found."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind((HOST, 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def _wait_answers(cluster: ServedCluster, children: list[subprocess.Popen[bytes]]) -> None:
+    """Return when both ways through the cluster have answered a request."""
     give_up = time.monotonic() + START_TIMEOUT_S
-    while not ready.exists():
-        if process.poll() is not None:
-            raise ClusterDidNotStart(log.read_text(encoding="utf-8", errors="replace")[-2000:])
-        if time.monotonic() > give_up:
-            raise ClusterDidNotStart(f"not ready within {START_TIMEOUT_S:g} s")
-        time.sleep(POLL_S)
-    return msgspec.json.decode(ready.read_bytes(), type=ServedCluster)
+    requests = tuple(LoadRequest((1, 2, 3), 2, way) for way in (Route.DISAGGREGATED, Route.COLOCATED))
+    plan = LoadPlan(Protocol.GRPC, cluster.grpc, cluster.model, 1, requests)
+    last = "no answer"
+    while time.monotonic() < give_up:
+        if any(child.poll() is not None for child in children):
+            raise ClusterDidNotStart("a process has ended")
+        try:
+            asyncio.run(asyncio.wait_for(carry_out(plan), START_TIMEOUT_S))
+            return
+        except LoadFailed as error:  # not all are there yet
+            last = str(error)
+            time.sleep(POLL_S)
+    raise ClusterDidNotStart(f"does not answer within {START_TIMEOUT_S:g} s: {last}")
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    child.terminate()
     try:
-        process.wait(STOP_TIMEOUT_S)
+        child.wait(STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        process.kill()  # its children end with it
-        process.wait()
+        child.kill()
+        child.wait()
         raise

@@ -24,8 +24,7 @@ from kv_transfer.region import SharedRegion
 if TYPE_CHECKING:
     from engine.execution.torch_runner import TorchRunner
 
-KV_TOKENS = 16_384
-MAX_MODEL_LEN = 4096
+KV_TOKENS = 32_768
 MAX_BATCHED_TOKENS = 2048
 
 
@@ -42,9 +41,7 @@ class Step:
 
 def load_runner(path: Path, threads: int) -> TorchRunner:
     """The model at `path` on a KV pool of KV_TOKENS, in its own dtype, warm."""
-    config = ModelRuntimeConfig(
-        model_dir=path, threads=threads, max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=MAX_BATCHED_TOKENS
-    )
+    config = ModelRuntimeConfig(model_dir=path, threads=threads, max_num_batched_tokens=MAX_BATCHED_TOKENS)
     model = load(config)
     num_blocks = model.num_blocks_for(KV_TOKENS * model.layout.token_bytes)
     # The runner keeps the mapping alive; it goes with the process.

@@ -124,20 +124,28 @@ class TokenTimes:
         return (self.e2e_s - self.ttft_s) / (num_tokens - 1) if num_tokens > 1 else None
 
 
+def steady_window_s(streams: Sequence[TokenTimes]) -> tuple[float, float]:
+    """From when to when every stream was streaming: the last first token, the first last token. May be empty (end first).
+
+    ValueError when a stream has no token.
+    """
+    times = [stream.token_times_s for stream in streams]
+    if not times or not all(times):
+        raise ValueError("a stream without tokens has no steady part")
+    return max(t[0] for t in times), min(t[-1] for t in times)
+
+
 def steady_itl_s(streams: Sequence[TokenTimes]) -> float:
-    """The mean gap of a token while every stream was streaming: from the last first token to the first last token.
+    """The mean gap of a token in the steady window of the streams.
 
     Each stream counts with its own tokens in that window: (its last - its first arrival there) over the gaps between, and
     the streams are averaged. So neither the start, when prompts are still read, nor the end, when streams are missing
     from the batch, is in it. ValueError when the streams never all streamed at once.
     """
-    times = [stream.token_times_s for stream in streams]
-    if not times or not all(times):
-        raise ValueError("a stream without tokens has no steady part")
-    begin, end = max(t[0] for t in times), min(t[-1] for t in times)
+    begin, end = steady_window_s(streams)
     means = []
-    for stream in times:
-        inside = [t for t in stream if begin <= t <= end]
+    for stream in streams:
+        inside = [t for t in stream.token_times_s if begin <= t <= end]
         if len(inside) < 2:
             raise ValueError("the streams did not run side by side long enough")
         means.append((inside[-1] - inside[0]) / (len(inside) - 1))

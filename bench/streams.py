@@ -1,28 +1,34 @@
 """What router and workers add to a streamed token: 32 streams through the cluster against the engine alone at batch 32.
 
-    engine alone   step time at batch 32                                     one thread, this process
-    served         a token's gap, while all 32 streams stream                 one thread in the decode worker
+    engine alone   |step|step|step|                      this process, as many threads as the decode worker
+    served         |step|·|step|·|step|·                 the gap between a stream's tokens, while all 32 streams stream
 
-    added to each token = mean served gap - mean engine step
+    added to each token = served gap - engine's step = (served gap - its own step) + (its own step - engine's step alone)
+                                                        between two steps            cores and locks shared with serving
 
-Same model, thread count, prompt lengths and answer lengths, in turns; the client is a process of its own, and what it takes
-from the cores is in the served gap. A step makes 32 tokens, so the time that serving costs per token made is a 32nd of what it
-adds to each stream's gap; both are reported, the bar is held against the greater. Does not know how the cluster works.
+The first part is of one run, so a machine that drifts does not touch it; the second compares runs, in turns. A step makes 32
+tokens, so what serving costs per token made is a 32nd of what it adds to each stream's gap; both are reported, the bar is held
+against the greater. The client is a process of its own on the same cores, and what it takes is in the served gap. Does not
+know how the cluster works.
 """
 
 from __future__ import annotations
 
 import random
+import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
-from bench.cluster import ServedCluster
-from bench.load import LoadPlan, LoadRequest, Protocol, Route, run_load
+from bench.cluster import EngineSteps, ServedCluster
+from bench.load import LoadFailed, LoadPlan, LoadRequest, Protocol, Route, run_load
 from bench.ours import OurEngine
 from bench.progress import Say
 from bench.report import Measure, Report, Verdict, measure
-from bench.stats import Spread, spread, steady_itl_s
+from bench.stats import Spread, spread, steady_itl_s, steady_window_s
 from bench.ttft import ORDINARY_FROM
 
 ADDED_BAR_MS = 1.0
@@ -33,18 +39,20 @@ class StreamsBenchConfig:
     """Sizes in tokens."""
 
     streams: int = 32
-    rounds: int = 3
+    rounds: int = 5
     prompt_tokens: int = 64
     output_tokens: int = 128
     threads: int = 1
+    scrape_s: float = 1.0
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ServedRound:
-    """One run of all streams: the mean gap while all streamed, and CPU seconds per token by kind of process."""
+    """One run of all streams. Gap and the decode worker's own step are means over the time in which all streamed."""
 
     itl_s: float
+    step_s: float
     ttft_s: float
     cpu_s_per_token: dict[str, float]
 
@@ -85,14 +93,52 @@ def served_round(
     requests = tuple(LoadRequest(prompt, config.output_tokens, way) for prompt in prompts)
     address = cluster.grpc if protocol is Protocol.GRPC else cluster.http
     before = cluster.cpu_s()
-    answers = run_load(LoadPlan(protocol, address, cluster.model, config.streams, requests))
+    with Watch(cluster, config.scrape_s) as watch:
+        answers = run_load(LoadPlan(protocol, address, cluster.model, config.streams, requests))
     after = cluster.cpu_s()
     num_tokens = sum(answer.num_tokens for answer in answers)
+    times = [answer.times for answer in answers]
     return ServedRound(
-        itl_s=steady_itl_s([answer.times for answer in answers]),
+        itl_s=steady_itl_s(times),
+        step_s=mean_step_s(watch.seen, steady_window_s(times)),
         ttft_s=sum(answer.times.ttft_s for answer in answers) / len(answers),
         cpu_s_per_token={kind: (after[kind] - before[kind]) / num_tokens for kind in after},
     )
+
+
+class Watch:
+    """Asks the decode worker for its counters every `pause_s` while it is entered; `seen` has the answers."""
+
+    def __init__(self, cluster: ServedCluster, pause_s: float) -> None:
+        self._cluster = cluster
+        self._pause_s = pause_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
+        self.seen: list[EngineSteps] = []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(self._pause_s):
+            self.seen.append(self._cluster.engine_steps("decode"))
+
+
+def mean_step_s(seen: Sequence[EngineSteps], window_s: tuple[float, float]) -> float:
+    """The mean step between the first and the last look inside the window. LoadFailed when there are not two."""
+    begin, end = window_s
+    inside = [look for look in seen if begin <= look.at_s <= end]
+    num_steps = inside[-1].num_steps - inside[0].num_steps if inside else 0
+    if num_steps == 0:
+        raise LoadFailed("the streams ran side by side too briefly to look at the worker's steps twice")
+    return (inside[-1].step_s - inside[0].step_s) / num_steps
 
 
 def run_streams(model: Path, cluster: ServedCluster, vocab_size: int, config: StreamsBenchConfig, say: Say) -> Report:
@@ -132,6 +178,7 @@ def streams_report(times: StreamTimes, model: str, config: StreamsBenchConfig) -
         added = Spread(tuple(s - e for s, e in zip(served.runs, engine.runs, strict=True)))
         name = protocol.value
         measures.append(measure(f"{name}: gap between a stream's tokens", "ms", served))
+        measures += _added_measures(name, served, spread([r.step_s for r in rounds], 1e3), engine)
         measures.append(measure(f"{name}: added to each stream's gap", "ms", added))
         measures.append(measure(f"{name}: the same per token made", "ms", spread(added.runs, 1 / config.streams)))
         measures.append(
@@ -155,6 +202,16 @@ def streams_report(times: StreamTimes, model: str, config: StreamsBenchConfig) -
         verdicts=tuple(verdicts),
         notes=tuple(notes),
     )
+
+
+def _added_measures(name: str, served: Spread, step: Spread, engine: Spread) -> list[Measure]:
+    """The two parts of what is added, run by run."""
+    between = tuple(gap - own for gap, own in zip(served.runs, step.runs, strict=True))
+    slower = tuple(own - alone for own, alone in zip(step.runs, engine.runs, strict=True))
+    return [
+        Measure(f"{name}: added between two steps", "ms", between),
+        Measure(f"{name}: added to the step itself", "ms", slower),
+    ]
 
 
 def _cpu_measures(name: str, rounds: list[ServedRound]) -> list[Measure]:
