@@ -90,8 +90,6 @@ def test_silu_mul(ops: Kernels, dtype: torch.dtype, rows: int) -> None:
     assert_near(ops.silu_mul(x), gate * torch.sigmoid(gate) * up)
 
 
-
-
 LAYERS, BLOCK_SIZE, HEAD_SIZE = 2, 4, 8
 # name: (query heads, KV heads), windows of the two layers, requests as (tokens computed before, tokens now)
 STEPS = {

@@ -105,7 +105,10 @@ def test_an_unknown_architecture_is_refused_by_name_with_the_known_ones() -> Non
     ("changes", "message"),
     [
         ({"hidden_act": "gelu"}, "hidden_act: got 'gelu'"),
-        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope type 'longrope' is not supported; known: default"),
+        (
+            {"rope_scaling": {"type": "longrope", "factor": 2.0}},
+            "rope type 'longrope' is not supported; known: default",
+        ),
         ({"rope_scaling": {"type": "linear"}}, "factor: missing"),
         ({"rope_scaling": {"type": "linear", "factor": "two"}}, "factor: got 'two'"),
         ({"rope_scaling": 3}, "must be an object"),
@@ -153,7 +156,9 @@ def test_generation_config_says_first_what_ends_an_answer(tmp_path: Path) -> Non
     assert read_model_config(tmp_path).eos_token_ids == (3, 4)
 
 
-@pytest.mark.parametrize(("text", "message"), [("{", "cannot be read as JSON"), ("[1]", "expected a JSON object, got list")])
+@pytest.mark.parametrize(
+    ("text", "message"), [("{", "cannot be read as JSON"), ("[1]", "expected a JSON object, got list")]
+)
 def test_a_config_that_is_no_json_object_names_its_file(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ModelLoadError, match=message) as caught:
