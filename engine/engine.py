@@ -124,6 +124,7 @@ class Engine:
         record = Request(request, self.clock.now(), self._scheduler.next_order(request.priority))
         record.adopted = True
         record.start(self._lent.take_back(lease), num_computed_tokens)
+        # Now, not after its first step: if it is preempted before that, its KV can still be found.
         self._committer.publish(record)
         self._committer.enter(record)
 

@@ -88,10 +88,7 @@ class Scheduler:
     def schedule(self) -> tuple[Share, ...]:
         """The next step's shares, decodes first; empty when nothing can run. May preempt."""
         shares: list[Share] = []
-        num_preemptions = self.num_preemptions
-        budget = self._continue_running(shares)
-        if self.num_preemptions == num_preemptions:
-            self._start_waiting(shares, budget)
+        self._start_waiting(shares, self._continue_running(shares))
         shares.sort(key=lambda share: share.request.num_uncomputed_tokens > 1)
         return tuple(shares)
 

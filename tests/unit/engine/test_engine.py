@@ -131,20 +131,18 @@ def test_a_first_token_that_ends_the_answer_is_not_handed_off(make_engine, make_
 
 
 def test_a_retaining_request_is_not_preempted(make_engine, make_request, run):
-    engine = make_engine(num_blocks=6, max_num_seqs=2, max_num_batched_tokens=4)
-    engine.admit(make_request("grows", num_prompt=4, max_tokens=12))
+    engine = make_engine(num_blocks=6, max_num_seqs=2, max_num_batched_tokens=4, enable_prefix_caching=False)
+    engine.admit(make_request("grows", num_prompt=5, max_tokens=12))
+    engine.step()
     engine.step()
     engine.admit(make_request("retains", num_prompt=16), retain_kv=True)
-    preempted, retained = 0, []
-    while not retained:
-        output = engine.step()
-        preempted += output.num_preempted
-        retained += output.retained
-    while not preempted:
-        preempted += engine.step().num_preempted
-    assert engine.load().num_waiting == 1, "the one that grows gave way to itself"
+    outputs = [engine.step() for _ in range(4)]
+    assert sum(output.num_preempted for output in outputs) == 1
+    assert engine.load().num_waiting == 1, "the one that grows came first, and yet gave way"
+    assert [p.num_computed_tokens for output in outputs for p in output.progress] == [3, 6, 9, 12]
+    (retained,) = engine.step().retained
     assert not engine.step().made_progress
-    engine.release(retained[0].lease)
+    engine.release(retained.lease)
     assert "grows" in run(engine)
 
 
@@ -166,6 +164,7 @@ def test_adopted_kv_goes_on_where_it_was(make_engine, make_request, model, run, 
     deltas = run(second)["h"]
     assert tokens_of(deltas) == expected_tokens(request, model)[1:]
     assert deltas[0].first_index == 1
+    assert deltas[0].num_cached_tokens == 0, "that KV came from elsewhere is not a prefix hit"
     again = second.reserve("h2", 10, retained.block_hashes)
     assert again.num_cached_tokens == 8, "what came from elsewhere is in the prefix cache too"
     assert second.reserve("h3", 8, retained.block_hashes).num_cached_tokens == 8
@@ -189,6 +188,26 @@ def test_adopt_refuses_what_does_not_fit_and_leaves_the_lease(make_engine, make_
         engine.adopt(replace(request, request_id="other"), lease, 6)
     with pytest.raises(LeaseError, match="not lent out"):
         engine.release(lease)
+
+
+def test_a_hit_on_the_decode_side_is_not_the_clients(make_engine, make_request, run):
+    engine = make_engine()
+    engine.admit(make_request("before", num_prompt=8))
+    run(engine)
+    request = make_request("h", num_prompt=8, output=(1,))
+    lease = engine.reserve("h", 8, engine.block_hashes(request.prompt_token_ids))
+    assert lease.num_cached_tokens == 8
+    engine.adopt(request, lease, 8)
+    assert run(engine)["h"][0].num_cached_tokens == 0
+
+
+def test_adopted_kv_that_is_preempted_before_its_first_step_is_still_found(make_engine, make_request):
+    engine = make_engine(num_blocks=4)
+    request = make_request("h", num_prompt=8, output=(1,), max_tokens=5)
+    hashes = engine.block_hashes(request.prompt_token_ids)
+    engine.adopt(request, engine.reserve("h", 8, hashes), 8)
+    engine.abort("h")
+    assert engine.reserve("again", 8, hashes).num_cached_tokens == 8
 
 
 def test_an_answer_goes_on_by_recomputing(make_engine, make_request, run, model):
@@ -346,6 +365,20 @@ def test_prompt_logprobs_come_whole_with_the_first_delta(make_engine, make_reque
     assert first.num_cached_tokens == 0
     assert all(d.prompt_logprobs == () for d in rest)
     assert all(d.logprobs[0].token_id == d.token_ids[0] for d in [first, *rest])
+
+
+def test_prompt_logprobs_of_a_prompt_preempted_half_way_come_once(make_engine, make_request, model):
+    engine = make_engine(num_blocks=4, max_num_batched_tokens=3, max_num_seqs=2)
+    engine.admit(make_request("grows", num_prompt=2, max_tokens=9))
+    engine.step()
+    engine.admit(make_request(num_prompt=12, max_tokens=1, prompt_logprobs=0))
+    num_preempted, deltas = 0, []
+    while engine.has_work:
+        output = engine.step()
+        num_preempted += output.num_preempted
+        deltas += [d for d in output.deltas if d.request_id == "r"]
+    assert num_preempted == 1
+    assert [p and p.token_id for p in deltas[0].prompt_logprobs] == [None, *range(2, 13)]
 
 
 async def test_stages_of_a_request_that_waited(make_engine, make_request, clock):
