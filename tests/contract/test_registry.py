@@ -1,0 +1,172 @@
+"""What every registry keeps: the newest life of each worker, while its word is fresh."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from contracts.clock import VirtualClock
+from contracts.errors import LayoutMismatch, StaleEpoch
+from contracts.kv_layout import KVLayout
+from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef, WorkerState
+from router.config import RegistryConfig
+from router.registry import ChangeKind, EmbeddedRegistry
+
+LAYOUT = KVLayout("m", "float32", 1, 1, 8, 16)
+TTL_S = 5.0
+
+
+def info(worker_id="a", epoch=1, kind=WorkerKind.DECODE, **changes):
+    base = WorkerInfo(WorkerRef(worker_id, epoch), kind, f"{worker_id}:1", "m", LAYOUT, ("local",), 100, 10)
+    return replace(base, **changes)
+
+
+@pytest.fixture(params=["embedded"])
+def kept(request):
+    clock = VirtualClock()
+    registry = EmbeddedRegistry(RegistryConfig(TTL_S), "m", clock)
+    changes = []
+    registry.subscribe(lambda change: changes.append((change.kind, change.info.ref)))
+    return registry, clock, changes
+
+
+async def test_an_announcement_is_believed_for_its_ttl(kept):
+    registry, clock, changes = kept
+    assert await registry.announce(info(), WorkerLoad()) == TTL_S
+    await clock.advance(TTL_S)
+    assert [w.info.ref for w in registry.ready(WorkerKind.DECODE)] == [WorkerRef("a", 1)]
+    assert registry.ready(WorkerKind.PREFILL) == ()
+    await clock.advance(0.1)
+    assert registry.workers() == (), "stale even before anybody sweeps"
+    registry.expire()
+    assert changes == [(ChangeKind.JOINED, WorkerRef("a", 1)), (ChangeKind.LOST, WorkerRef("a", 1))]
+
+
+async def test_a_newer_life_replaces_the_older_which_is_refused_from_then_on(kept):
+    registry, _, changes = kept
+    await registry.announce(info(epoch=1), WorkerLoad())
+    await registry.announce(info(epoch=2), WorkerLoad())
+    with pytest.raises(StaleEpoch):
+        await registry.announce(info(epoch=1), WorkerLoad())
+    assert [w.info.ref.epoch for w in registry.workers()] == [2]
+    assert [kind for kind, _ in changes] == [ChangeKind.JOINED, ChangeKind.LOST, ChangeKind.JOINED]
+
+
+async def test_who_left_is_not_brought_back_by_a_late_word(kept):
+    registry, _clock, changes = kept
+    await registry.announce(info(), WorkerLoad())
+    await registry.leave(WorkerRef("a", 0))
+    assert registry.workers(), "the farewell of an older life is nothing"
+    await registry.leave(WorkerRef("a", 1))
+    await registry.leave(WorkerRef("a", 1))
+    assert registry.workers() == ()
+    with pytest.raises(StaleEpoch):
+        await registry.announce(info(), WorkerLoad())
+    await registry.announce(info(epoch=2), WorkerLoad())
+    assert [kind for kind, _ in changes] == [ChangeKind.JOINED, ChangeKind.LEFT, ChangeKind.JOINED]
+
+
+@pytest.mark.parametrize("state", [WorkerState.STARTING, WorkerState.DRAINING])
+async def test_only_ready_workers_are_offered(kept, state):
+    registry, _, _ = kept
+    await registry.announce(info(), WorkerLoad(state=state))
+    assert registry.ready(WorkerKind.DECODE) == ()
+    assert len(registry.workers(WorkerKind.DECODE)) == 1
+
+
+async def test_a_suspect_is_not_offered_until_it_speaks(kept):
+    registry, _, _ = kept
+    await registry.announce(info(), WorkerLoad())
+    registry.suspect(WorkerRef("a", 0))
+    assert registry.ready(WorkerKind.DECODE), "another life was meant"
+    registry.suspect(WorkerRef("a", 1))
+    assert registry.ready(WorkerKind.DECODE) == ()
+    await registry.announce(info(), WorkerLoad())
+    assert len(registry.ready(WorkerKind.DECODE)) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [({"model_name": "other"}, "model_name"), ({"layout": replace(LAYOUT, block_size=32)}, "block_size")],
+)
+async def test_a_worker_that_does_not_fit_is_refused_by_field(kept, change, field):
+    registry, _, _changes = kept
+    await registry.announce(info(), WorkerLoad())
+    with pytest.raises(LayoutMismatch) as caught:
+        await registry.announce(info("b", **change), WorkerLoad())
+    assert caught.value.field == field
+    assert len(registry.workers()) == 1
+
+
+async def test_the_last_of_an_old_layout_makes_way_for_a_new_one(kept):
+    registry, _, _ = kept
+    await registry.announce(info(), WorkerLoad())
+    await registry.leave(WorkerRef("a", 1))
+    await registry.announce(info("b", layout=replace(LAYOUT, model="m2")), WorkerLoad())
+    assert [w.info.layout.model for w in registry.workers()] == ["m2"]
+
+
+class Believing(RuleBasedStateMachine):
+    """Against a model that keeps everything it was told."""
+
+    def __init__(self):
+        super().__init__()
+        self.clock = VirtualClock()
+        self.registry = EmbeddedRegistry(RegistryConfig(TTL_S), "m", self.clock)
+        self.live = {}
+        self.registry.subscribe(self.on_change)
+        self.told = {}  # worker → (epoch, when, left)
+
+    def on_change(self, change):
+        ref = change.info.ref
+        if change.kind is ChangeKind.JOINED:
+            assert ref.worker_id not in self.live, "two lives at once"
+            self.live[ref.worker_id] = ref.epoch
+        else:
+            assert self.live.pop(ref.worker_id) == ref.epoch
+
+    def run(self, coroutine):
+        try:
+            coroutine.send(None)
+        except StopIteration as done:
+            return done.value
+        raise AssertionError("an embedded registry does not wait")
+
+    @rule(worker=st.sampled_from("ab"), epoch=st.integers(1, 3))
+    def announce(self, worker, epoch):
+        known, _, left = self.told.get(worker, (0, 0.0, False))
+        stale = (epoch < known and self.fresh(worker)) or (left and epoch <= known)
+        try:
+            self.run(self.registry.announce(info(worker, epoch), WorkerLoad()))
+        except StaleEpoch:
+            assert stale
+        else:
+            assert not stale
+            self.told[worker] = (epoch, self.clock.now(), False)
+
+    @rule(worker=st.sampled_from("ab"), epoch=st.integers(1, 3))
+    def leave(self, worker, epoch):
+        self.run(self.registry.leave(WorkerRef(worker, epoch)))
+        if self.fresh(worker) and self.told[worker][0] == epoch:
+            self.told[worker] = (epoch, self.told[worker][1], True)
+
+    @rule(seconds=st.sampled_from([1.0, 3.0, 6.0]))
+    def time_passes(self, seconds):
+        self.clock._now += seconds
+        self.registry.expire()
+
+    def fresh(self, worker):
+        _, when, left = self.told.get(worker, (0, -1e9, False))
+        return not left and self.clock.now() - when <= TTL_S
+
+    @invariant()
+    def exactly_the_fresh_are_there(self):
+        there = {w.info.ref.worker_id: w.info.ref.epoch for w in self.registry.workers()}
+        assert there == {w: told[0] for w, told in self.told.items() if self.fresh(w)}
+        assert there == self.live
+
+
+TestBelieving = Believing.TestCase
+TestBelieving.settings = settings(max_examples=100, stateful_step_count=20, deadline=None)

@@ -1,0 +1,167 @@
+"""Prompts become the tokens that the model was trained on: one BOS, its own template, its own defaults."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer as HFTokenizer
+from tokenizers import processors
+
+from contracts.errors import InvalidRequest, ModelLoadError
+from router.chat_template import ChatTemplate, Conversation, Message
+from router.model_card import load_model_card
+from router.tokenizer import Tokenizer
+
+TINY = Path(__file__).parents[2] / "fixtures/tiny-austen"
+CHATML = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nBe kind<|im_end|>\n' }}{% endif %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def tiny(adds_bos=False, template=None):
+    hf = HFTokenizer.from_file(str(TINY / "tokenizer.json"))
+    if adds_bos:
+        hf.post_processor = processors.TemplateProcessing(single="<|bos|> $A", special_tokens=[("<|bos|>", 0)])
+    chat = None if template is None else ChatTemplate(template, {"bos_token": "<|bos|>"})
+    return Tokenizer(hf, chat, "<|bos|>")
+
+
+@pytest.mark.parametrize(
+    ("adds_bos", "text", "add", "num_bos"),
+    [
+        (False, "Emma", True, 0),
+        (True, "Emma", True, 1),
+        (True, "Emma", False, 0),
+        (True, "<|bos|>Emma", True, 1),
+        (True, "<|bos|><|bos|>Emma", True, 2),  # the user's own two, and none of ours
+        (False, "<|bos|><|bos|>Emma", True, 2),
+    ],
+)
+async def test_one_bos(adds_bos, text, add, num_bos):
+    ids = await tiny(adds_bos).encode_text(text, add)
+    assert ids[: num_bos + 1].count(0) == num_bos
+    assert ids.count(0) == num_bos
+
+
+async def test_a_template_brings_its_own_bos():
+    tokenizer = tiny(adds_bos=True, template="{{ bos_token }}{{ messages[0].content }}")
+    assert (await tokenizer.encode_chat(Conversation((Message("user", "Emma"),)))).count(0) == 1
+
+
+async def test_long_texts_do_not_stall_the_loop():
+    tokenizer = tiny()
+    text = "It is a truth universally acknowledged. " * 20_000
+    turns = 0
+
+    async def others():
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0.001)
+            turns += 1
+
+    task = asyncio.create_task(others())
+    ids = await tokenizer.encode_text(text)
+    task.cancel()
+    assert len(ids) > 100_000
+    assert turns > 20
+
+
+def test_the_template_as_hugging_face_renders_it():
+    conversation = Conversation((Message("user", "hi"), Message("assistant", "ho"), Message("user", "<b>&</b>")))
+    expected = (
+        "<|im_start|>system\nBe kind<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nho<|im_end|>\n"
+        "<|im_start|>user\n<b>&</b><|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert ChatTemplate(CHATML, {}).render(conversation) == expected
+
+
+def test_what_templates_may_use():
+    source = (
+        "{%- generation %}x{% endgeneration %}{{ {'a': '<é>'} | tojson }}{{ strftime_now('%Y') | length }}"
+        "{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}{{ style }}"
+    )
+    conversation = Conversation((Message("user", "hi"),), variables=(("style", "terse"), ("messages", "mine")))
+    assert ChatTemplate(source, {}).render(conversation) == 'x{"a": "<é>"}401terse'
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ raise_exception('only users') }}",
+        "{{ messages[7].content.x }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ 1 / 0 }}",
+    ],
+)
+def test_a_template_that_refuses_or_misbehaves_is_the_requests_error(source):
+    with pytest.raises(InvalidRequest) as caught:
+        ChatTemplate(source, {}).render(Conversation((Message("user", "hi"),)))
+    assert caught.value.field == "messages"
+
+
+async def test_a_model_without_a_template_says_so():
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        await tiny().encode_chat(Conversation((Message("user", "hi"),)))
+
+
+def write_model(path, **files):
+    for name in ("config.json", "tokenizer.json"):
+        (path / name).write_bytes((TINY / name).read_bytes())
+    for name, content in files.items():
+        (path / name.replace("__", ".")).write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def test_the_models_own_defaults(tmp_path):
+    generation = {"temperature": 0.6, "top_p": 0.9, "top_k": 40, "repetition_penalty": 1.1, "max_new_tokens": 64}
+    card = load_model_card(write_model(tmp_path, generation_config__json=generation), "m")
+    got = card.sampling()
+    assert (got.temperature, got.top_p, got.top_k, got.repetition_penalty) == (0.6, 0.9, 40, 1.1)
+    assert card.max_new_tokens == 64
+    assert card.sampling().seed != got.seed, "each request has a seed of its own"
+    assert (card.vocab_size, card.max_model_len) == (1024, 1024)
+
+
+@pytest.mark.parametrize("form", ["string", "named", "file"])
+def test_where_templates_are_kept(tmp_path, form):
+    files = {
+        "string": {"tokenizer_config__json": {"chat_template": "{{ eos_token }}", "eos_token": "E"}},
+        "named": {
+            "tokenizer_config__json": {
+                "chat_template": [
+                    {"name": "tool_use", "template": "no"},
+                    {"name": "default", "template": "{{ eos_token }}"},
+                ],
+                "eos_token": {"content": "E"},
+            }
+        },
+        "file": {"chat_template__jinja": "{{ eos_token }}", "tokenizer_config__json": {"eos_token": "E"}},
+    }
+    card = load_model_card(write_model(tmp_path, **files[form]), "m")
+    assert card.tokenizer._chat_template.render(Conversation((Message("user", "x"),))) == "E"
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"config__json": "{"}, "config.json"),
+        ({"config__json": "[]"}, "must be a JSON object"),
+        ({"config__json": {"vocab_size": 10}}, "max_position_embeddings"),
+        ({"tokenizer__json": "{}"}, "tokenizer.json"),
+        ({"generation_config__json": {"temperature": "hot"}}, "temperature"),
+        ({"tokenizer_config__json": {"chat_template": "{% if %}"}}, "chat template, line 1"),
+    ],
+)
+def test_a_directory_that_cannot_be_used_says_which_file_and_why(tmp_path, files, says):
+    with pytest.raises(ModelLoadError, match=says):
+        load_model_card(write_model(tmp_path, **files), "m")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ModelLoadError, match=r"config\.json: not there"):
+        load_model_card(tmp_path, "m")
