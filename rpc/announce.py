@@ -8,7 +8,6 @@ failures like any other. Does not know what load means or where it comes from.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -102,38 +101,33 @@ class Announcer:
         self._load = load
         self._clock = clock
         self._config = config if config is not None else AnnounceConfig()
-        self._changed = asyncio.Event()
-        self._known: bool | None = None  # None: nothing heard yet, so that the first failure is logged, too
+        self._problem: str | None = ""  # what the last word met: "" nothing said yet, None it was heard
 
     async def run(self) -> None:
         """Announce until cancelled."""
         backoff_s = self._config.min_backoff_s
         while True:
-            self._changed.clear()
             if await self.announce_once():
                 backoff_s = self._config.min_backoff_s
-                await self._wait(self._config.interval_s)
+                await self._clock.sleep(self._config.interval_s)
             else:
-                await self._wait(backoff_s)
+                await self._clock.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, self._config.max_backoff_s)
 
-    def hurry(self) -> None:
-        """The state changed: announce it now instead of at the end of the interval."""
-        self._changed.set()
-
     async def announce_once(self) -> bool:
-        """One sign of life; whether it was heard. Logs when that changes."""
+        """One sign of life; whether it was heard. Logs when that, or the kind of its refusal, changes."""
+        problem: str | None = None
         try:
             ttl_s = await self._client.announce(self._info, self._load())
         except DiptychError as error:
-            if self._known is not False:
-                log.warning(UNHEARD, reason=error.message)
-            self._known = False
-            return False
-        if self._known is not True:
-            log.info("announced", worker=self._info.ref.worker_id, epoch=self._info.ref.epoch, ttl_s=ttl_s)
-        self._known = True
-        return True
+            problem = type(error).__name__
+            if problem != self._problem:
+                log.warning("router does not take us; going on and trying again", why=problem, reason=error.message)
+        else:
+            if self._problem is not None:
+                log.info("announced", worker=self._info.ref.worker_id, epoch=self._info.ref.epoch, ttl_s=ttl_s)
+        self._problem = problem
+        return problem is None
 
     async def leave(self) -> None:
         """Say farewell, best effort: an unheard farewell only means that the registry waits for its ttl."""
@@ -143,12 +137,3 @@ class Announcer:
             log.info("farewell not heard", reason=error.message)
         finally:
             await self._client.close()
-
-    async def _wait(self, delay_s: float) -> None:
-        sleep = asyncio.ensure_future(self._clock.sleep(delay_s))
-        changed = asyncio.ensure_future(self._changed.wait())
-        try:
-            await asyncio.wait((sleep, changed), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            sleep.cancel()
-            changed.cancel()
