@@ -15,6 +15,7 @@ import grpc
 
 from contracts import wire, wire_handoff
 from contracts.clock import MonotonicClock
+from contracts.kv_layout import KVLayout
 from contracts.pb.diptych.v1 import decode_pb2, decode_pb2_grpc, handoff_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from contracts.request import FinishReason, GenerationRequest, TokenDelta
 from contracts.sampling import SamplingParams
@@ -25,6 +26,7 @@ from decode_service.worker import AnswerConfig, DecodeWorker
 from engine.config import EngineConfig, SchedulerConfig
 from engine.engine import Engine
 from engine.execution.fake import FakeModel, FakeRunner
+from engine.execution.interface import ModelRunner
 from kv_transfer.choose import NetworkConfig, make_connectors
 from kv_transfer.config import SenderConfig
 from kv_transfer.connector import Connector
@@ -59,6 +61,15 @@ class Setup:
     answers: AnswerConfig = field(default_factory=AnswerConfig)
     faults: FaultPlan = no_faults  # of the first prefill worker's local connector
     step_s: float = 0.0
+    real: RealModel | None = None  # in place of the fake ones
+
+
+@dataclass(frozen=True)
+class RealModel:
+    """A model that computes: its layout, and how to put it on KV memory."""
+
+    layout: KVLayout
+    runner: Callable[[int, memoryview], ModelRunner]  # (num_blocks, buffer)
 
 
 @dataclass
@@ -146,7 +157,8 @@ async def pools(setup: Setup | None = None) -> AsyncIterator[Pools]:
 async def _decode(setup: Setup, index: int, hub: LocalHub, stack: AsyncExitStack) -> Served:
     engine, connectors = _engine(setup, setup.decode_model or setup.model, setup.decode_blocks, (hub, stack))
     ref = WorkerRef(f"decode-{index}", 1)
-    worker = DecodeWorker(ref, engine, (setup.decode_model or setup.model).layout, connectors, setup.answers)
+    layout = setup.real.layout if setup.real else (setup.decode_model or setup.model).layout
+    worker = DecodeWorker(ref, engine, layout, connectors, setup.answers)
     server = RpcServer(ServerConfig(), ())
     decode_pb2_grpc.add_DecodeServicer_to_server(DecodeServicer(worker.desk), server.grpc_server)
     handoff_pb2_grpc.add_HandoffServicer_to_server(HandoffServicer(worker.receiver), server.grpc_server)
@@ -157,7 +169,8 @@ async def _prefill(setup: Setup, index: int, hub: LocalHub, stack: AsyncExitStac
     faults = setup.faults if index == 0 else no_faults
     engine, connectors = _engine(setup, setup.model, setup.prefill_blocks, (hub, stack), faults)
     ref = WorkerRef(f"prefill-{index}", 1)
-    worker = PrefillWorker(ref, engine, setup.model.layout, connectors, PeerPool(), setup.run)
+    layout = setup.real.layout if setup.real else setup.model.layout
+    worker = PrefillWorker(ref, engine, layout, connectors, PeerPool(), setup.run)
     server = RpcServer(ServerConfig(), ())
     prefill_pb2_grpc.add_PrefillServicer_to_server(PrefillServicer(worker), server.grpc_server)
     return await _serve(ref, worker, server, stack)
@@ -172,7 +185,8 @@ def _engine(
 ) -> tuple[Engine, list[Connector]]:
     hub, stack = around
     clock = MonotonicClock()
-    region = SharedRegion(num_blocks * model.layout.block_bytes)
+    layout = setup.real.layout if setup.real else model.layout
+    region = SharedRegion(num_blocks * layout.block_bytes)
     stack.callback(region.close)
     connectors: list[Connector]
     if setup.connector == "local":
@@ -182,7 +196,11 @@ def _engine(
     for connector in connectors:
         stack.push_async_callback(connector.close)
         connector.expose(region)
-    runner = FakeRunner(model, num_blocks, region.buffer, step_s=setup.step_s)
+    runner: ModelRunner
+    if setup.real:
+        runner = setup.real.runner(num_blocks, region.buffer)
+    else:
+        runner = FakeRunner(model, num_blocks, region.buffer, step_s=setup.step_s)
     return Engine(runner, EngineConfig(setup.scheduler), clock), connectors
 
 
