@@ -24,7 +24,7 @@ from rpc.channel import ChannelConfig, open_channel
 from rpc.errors import from_rpc_error
 
 log = get_logger(__name__)
-UNHEARD = "router does not hear us; going on and trying again"
+UNHEARD = "router does not take us; going on and trying again"  # for whoever stops the router on purpose
 
 
 class RegistryClient(Protocol):
@@ -122,7 +122,7 @@ class Announcer:
         except DiptychError as error:
             problem = type(error).__name__
             if problem != self._problem:
-                log.warning("router does not take us; going on and trying again", why=problem, reason=error.message)
+                log.warning(UNHEARD, why=problem, reason=error.message)
         else:
             if self._problem is not None:
                 log.info("announced", worker=self._info.ref.worker_id, epoch=self._info.ref.epoch, ttl_s=ttl_s)
