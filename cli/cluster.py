@@ -92,14 +92,17 @@ class LocalCluster:
     async def wait_ready(self) -> None:
         """Return when every process answers and the router would choose from all workers.
 
-        Raises ConfigError with a child's own complaint when it was refused its arguments, ClusterFailed when one gave up.
+        Raises ConfigError with a child's own complaint when it was refused its arguments; ClusterFailed when one gave up, or the router does not take a worker.
         """
         for settled in asyncio.as_completed([process.wait_settled() for process in self._processes]):
             await settled
             self._check_started()
         wanted = {"prefill": self.config.num_prefill, "decode": self.config.num_decode}
-        while await _known_workers(self.http_url) != wanted:
+        give_up_at = self._clock.now() + self.config.restart.start_timeout_s
+        while (known := await _known_workers(self.http_url)) != wanted:
             self._check_started()
+            if self._clock.now() >= give_up_at:
+                raise ClusterFailed(f"the router would choose from {known}, not from {wanted}; see the workers' log")
             await self._clock.sleep(SEEN_PAUSE_S)
 
     async def wait_failed(self) -> None:

@@ -172,7 +172,7 @@ class Announcer:
         """The cluster answers: say where, and keep the ready file true from now on."""
         config = cluster.config
         pools = f"{config.num_prefill} prefill + {config.num_decode} decode" if config.num_prefill else "colocated"
-        self._display.say(f"ready: {config.model_name} ({pools}, {config.workers.threads} threads a worker)")
+        self._display.say(f"ready: {config.model_name} ({pools}, threads per worker: {config.workers.threads})")
         self._display.say(f"  OpenAI API  {cluster.http_url}/v1")
         self._display.say(f"  gRPC        {cluster.grpc_address}  diptych.v1.Inference")
         self._display.say(f"  metrics     {cluster.http_url}/metrics")
