@@ -188,8 +188,8 @@ def _guard_stream(behaviour: _Stream[_Req, _Resp], method: str) -> _Sink[_Req, _
 
 
 async def _fail(context: _Context[_Req, _Resp], error: Exception, method: str) -> NoReturn:
-    if isinstance(error, grpc.aio.AbortError):
-        raise error
+    if isinstance(error, grpc.aio.BaseError) and not isinstance(error, grpc.aio.UsageError):
+        raise error  # gRPC's own business: the call was aborted or the server is being stopped
     if not isinstance(error, DiptychError):
         log.error("call failed", error, method=method)
         error = InternalError(f"{type(error).__name__} in {method}; see the worker's log")

@@ -255,8 +255,11 @@ class Decoding:
         await asyncio.wait((self._reading,))
 
     async def _write(self, command: decode_pb2.DecodeCommand) -> None:
-        async with self._writing:  # gRPC takes one write at a time
-            await self.call.write(command)
+        async def write() -> None:
+            async with self._writing:  # gRPC takes one write at a time
+                await self.call.write(command)
+
+        await asyncio.shield(asyncio.ensure_future(write()))  # a cancelled write would cancel the whole call
 
     def _of(self, request_id: str) -> list[TokenDelta]:
         return self.deltas.get(request_id, [])

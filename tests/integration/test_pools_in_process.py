@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import replace
 
 import grpc
 import pytest
 
 from contracts.errors import ErrorCode, InvalidRequest, Overloaded, Unavailable, UnknownHandoff
-from contracts.request import FinishReason
+from contracts.request import FinishReason, GenerationRequest
 from contracts.sampling import SamplingParams
 from contracts.worker import WorkerRef, WorkerState
 from decode_service.outputs import OutputConfig
@@ -451,3 +452,56 @@ async def test_draining_finishes_what_is_there_and_refuses_the_rest() -> None:
             await asyncio.wait((decoding._reading,))
         assert decoding.error is None
         await made.idle()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_faults_and_departures_at_random_never_cost_a_token_or_a_block(seed: int) -> None:
+    chance = random.Random(seed)
+    kinds = [WriteFault(Delivery.FAIL, landed_bytes=64), WriteFault(stall_s=0.02), WriteFault(delay_s=0.01)]
+    plan = [chance.choice(kinds) if chance.random() < 0.4 else WriteFault() for _ in range(1000)]
+    setup = Setup(num_decode=2, prefill_blocks=40, decode_blocks=40, faults=lambda index: plan[index % 1000])
+    outcomes: list[str] = []
+    async with pools(replace(setup, step_s=0.001)) as made:
+        decodings = [Decoding(served) for served in made.decode]
+
+        async def one(index: int) -> None:
+            asked = request(chance.randrange(1, 120), chance.randrange(2, 20), replace(SAMPLED, seed=index))
+            patience_s = chance.choice([0.005, 0.02, 0.1]) if chance.random() < 0.3 else 20.0
+            prefilling, carrying = Prefilling(made.prefill[0]), []
+            try:
+                async with asyncio.timeout(patience_s):
+                    answer = await with_retries(asked, prefilling, carrying)
+            except TimeoutError:
+                prefilling.call.cancel()
+                for decode, handoff_id in carrying:
+                    await decodings[decode].cancel(handoff_id)
+                outcomes.append("left")
+            else:
+                assert answer == expected_tokens(asked, MODEL)
+                outcomes.append("whole")
+
+        async def with_retries(
+            asked: GenerationRequest, prefilling: Prefilling, carrying: list[tuple[int, str]]
+        ) -> tuple[int, ...]:
+            decode = chance.randrange(2)
+            target = made.target(made.decode[decode])
+            carrying.append((decode, target.handoff_id))
+            await decodings[decode].attach(target.handoff_id)
+            await prefilling.run(asked, target)
+            first = await prefilling.first()
+            while (await prefilling.event()).WhichOneof("event") == "handoff_failed":
+                decode = 1 - decode
+                target = made.target(made.decode[decode])
+                carrying.append((decode, target.handoff_id))
+                await decodings[decode].attach(target.handoff_id)
+                await prefilling.retarget(target)
+                outcomes.append("retargeted")
+            return joined([first, *await decodings[decode].whole(target.handoff_id)]).token_ids
+
+        await asyncio.gather(*(one(index) for index in range(60)))
+        await made.idle()
+        for decoding in decodings:
+            await decoding.close()
+        await made.idle()
+    assert outcomes.count("whole") > 20
+    assert {"left", "retargeted"} <= set(outcomes)
