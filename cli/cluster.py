@@ -92,7 +92,8 @@ class LocalCluster:
     async def wait_ready(self) -> None:
         """Return when every process answers and the router would choose from all workers.
 
-        Raises ConfigError with a child's own complaint when it was refused its arguments; ClusterFailed when one gave up, or the router does not take a worker.
+        Raises ConfigError with a child's own complaint when it was refused its arguments; ClusterFailed when one gave up,
+        or the router does not take a worker.
         """
         for settled in asyncio.as_completed([process.wait_settled() for process in self._processes]):
             await settled

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -147,6 +147,24 @@ def models(cluster):
             return client.get(f"{cluster.facts['http']}/v1/models").json()["data"]
         except httpx.TransportError:
             return []
+
+
+def test_a_worker_that_dies_again_and_again_ends_the_cluster_loudly(tmp_path):
+    with up(tmp_path) as cluster:
+
+        def ended():
+            for child in psutil.Process(cluster.process.pid).children():
+                with suppress(psutil.NoSuchProcess):
+                    if "decode" in child.cmdline():
+                        child.kill()
+            return cluster.process.poll() is not None
+
+        until(ended, START_S, "the cluster gives up")
+        assert cluster.process.returncode == 1
+        shown = cluster.log.read_text()
+        assert re.search(r"^decode-0 +dead ", shown, re.M)
+        assert "error: decode-0: killed by SIGKILL; gave up after 5 deaths in a row\n" in shown
+        assert not [child for child in cluster.children if child.is_running()]
 
 
 def test_a_killed_supervisor_takes_its_children_along(tmp_path):
