@@ -5,6 +5,7 @@ Does not know HTTP, gRPC, workers or how an answer is made.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -45,15 +46,16 @@ class ChatPrompt:
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """One prompt and how to answer it.
 
-    With `fill_context`, sampling.max_tokens is not the client's and is set to what the context leaves. `model` empty takes
-    the only one. `route` None lets the router choose. `include_stop` keeps a stop string in the text. Lower `priority`
-    runs first.
+    With `fill_context`, sampling.max_tokens is not the client's: it is set to what the context leaves, at most
+    `fill_at_most`. `model` empty takes the only one. `route` None lets the router choose. `include_stop` keeps a stop
+    string in the text. Lower `priority` runs first.
     """
 
     request_id: str
@@ -61,6 +63,7 @@ class Ask:
     sampling: SamplingParams
     model: str = ""
     fill_context: bool = False
+    fill_at_most: int | None = None
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
@@ -105,3 +108,8 @@ class Piece:
     prompt_token_ids: tuple[int, ...] = ()
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
     ending: Ending | None = None
+
+
+def valid_traceparent(given: str) -> str:
+    """A W3C trace context as it came; anything else is dropped, as the standard asks."""
+    return given if _TRACEPARENT.fullmatch(given) else ""

@@ -25,7 +25,7 @@ from contracts.wire import (
 )
 from contracts.wire_handoff import worker_info_from_pb, worker_load_from_pb, worker_ref_from_pb
 from router.chat_template import Conversation, Message
-from router.exchange import Ask, ChatPrompt, Piece, Prompt, Route, TextPrompt, TokenPrompt
+from router.exchange import Ask, ChatPrompt, Piece, Prompt, Route, TextPrompt, TokenPrompt, valid_traceparent
 from router.model_card import ModelCard
 from router.registry import Registry
 from router.service import Inference
@@ -160,4 +160,4 @@ def _route_from_pb(value: pb.Route.ValueType) -> Route | None:
 
 def _traceparent(context: _GenerateContext) -> str:
     metadata = context.invocation_metadata() or ()
-    return next((str(value) for key, value in metadata if key == "traceparent"), "")
+    return valid_traceparent(next((str(value) for key, value in metadata if key == "traceparent"), ""))

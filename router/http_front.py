@@ -22,14 +22,13 @@ from starlette.routing import Route
 from contracts.errors import DiptychError, InvalidRequest
 from contracts.worker import WorkerKind
 from observability.metrics import RouterMetrics
-from router.exchange import Ask
+from router.exchange import Ask, valid_traceparent
 from router.http_answer import AnswerResponse, error_response
 from router.openai_format import ChatFormat, CompletionFormat, Format, Frame, Json, error_body, render
 from router.openai_schema import ChatBody, CommonBody, CompletionBody, chat_ask, completion_ask, parse
 from router.registry import Registry
-from router.service import Inference
+from router.service import MAX_REQUEST_ID_CHARS, Inference
 
-MAX_REQUEST_ID_CHARS = 128
 _READ_ON = 4  # times the limit
 
 
@@ -73,12 +72,14 @@ class HttpFront:
 
     async def _chat(self, request: Request, request_id: str) -> Response:
         body = parse(ChatBody, await self._body(request))
+        request_id = _given_id(request) or body.request_id or request_id
         ask = chat_ask(body, self._service.card, request_id, _traceparent(request))
         frame = self._frame(body, f"chatcmpl-{request_id}", logprobs=body.logprobs is True)
         return self._answer(ask, ChatFormat(frame), body)
 
     async def _completion(self, request: Request, request_id: str) -> Response:
         body = parse(CompletionBody, await self._body(request))
+        request_id = _given_id(request) or body.request_id or request_id
         ask = completion_ask(body, self._service.card, request_id, _traceparent(request))
         frame = self._frame(body, f"cmpl-{request_id}", logprobs=body.logprobs is not None)
         return self._answer(ask, CompletionFormat(frame), body)
@@ -109,7 +110,7 @@ class HttpFront:
         async def call(request: Request) -> Response:
             request_id: str | None = None
             try:
-                request_id = _request_id(request) or self._new_id()
+                request_id = _given_id(request) or self._new_id()
                 return await endpoint(request, request_id)
             except _Refused as refusal:
                 return refusal.response
@@ -191,7 +192,7 @@ class _Refused(Exception):
         self.response = Response(body, status, {"Connection": "close"}, media_type="application/json")
 
 
-def _request_id(request: Request) -> str:
+def _given_id(request: Request) -> str:
     given = request.headers.get("x-request-id", "")
     if len(given) > MAX_REQUEST_ID_CHARS or not (given.isascii() and (given.isprintable() or not given)):
         raise InvalidRequest(
@@ -201,7 +202,7 @@ def _request_id(request: Request) -> str:
 
 
 def _traceparent(request: Request) -> str:
-    return request.headers.get("traceparent", "")
+    return valid_traceparent(request.headers.get("traceparent", ""))
 
 
 def _json(value: Json, status: int = 200) -> Response:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from pydantic_core import ErrorDetails
 
 from contracts.errors import InvalidRequest
-from contracts.sampling import SamplingParams
+from contracts.sampling import MAX_LOGPROBS, SamplingParams
 from router.chat_template import Conversation, Message
 from router.exchange import Ask, ChatPrompt, Prompt, Route, TextPrompt, TokenPrompt
 from router.model_card import ModelCard
@@ -218,14 +218,18 @@ def parse(kind: type[_Body], body: bytes) -> _Body:
 def completion_ask(body: CompletionBody, card: ModelCard, request_id: str, traceparent: str) -> Ask:
     """What a completion asks for. Raises InvalidRequest."""
     sampling = replace(_sampling(body, card), logprobs=body.logprobs)
-    max_tokens = _COMPLETION_DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    return _ask(body, _completion_prompt(body), replace(sampling, max_tokens=max_tokens), request_id, traceparent)
+    if body.max_tokens is not None:
+        sampling = replace(sampling, max_tokens=body.max_tokens)
+    ask = _ask(body, _completion_prompt(body), sampling, request_id, traceparent)
+    return replace(ask, fill_context=body.max_tokens is None, fill_at_most=_COMPLETION_DEFAULT_MAX_TOKENS)
 
 
 def chat_ask(body: ChatBody, card: ModelCard, request_id: str, traceparent: str) -> Ask:
     """What a chat request asks for. Raises InvalidRequest."""
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs", body.top_logprobs, "needs logprobs: true")
+    if body.top_logprobs is not None and not 0 <= body.top_logprobs <= MAX_LOGPROBS:
+        raise InvalidRequest("top_logprobs", body.top_logprobs, f"must be from 0 to {MAX_LOGPROBS}")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     sampling = replace(_sampling(body, card), logprobs=logprobs)
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens

@@ -31,6 +31,7 @@ from router.wording import Said, Wording
 log = get_logger(__name__)
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
+MAX_REQUEST_ID_CHARS = 128
 
 
 @dataclass(slots=True)
@@ -112,6 +113,11 @@ class Inference:
 
     def _validate(self, ask: Ask) -> None:
         self.check_model(ask.model)
+        if len(ask.request_id) > MAX_REQUEST_ID_CHARS or not ask.request_id.isprintable():
+            said = f"must be printable and have at most {MAX_REQUEST_ID_CHARS} characters"
+            raise InvalidRequest("request_id", ask.request_id, said)
+        if not -(2**31) <= ask.priority < 2**31:
+            raise InvalidRequest("priority", ask.priority, "must fit 32 bits")
         if len(ask.stop) > MAX_STOPS:
             raise InvalidRequest("stop", f"{len(ask.stop)} strings", f"at most {MAX_STOPS}")
         for stop in ask.stop:
@@ -150,8 +156,9 @@ class Inference:
         sampling = ask.sampling
         if ask.fill_context:
             room = max(1, min(context, capacity) - num_prompt)
-            if self.card.max_new_tokens is not None:
-                room = max(sampling.min_tokens, min(room, self.card.max_new_tokens))
+            for bound in (ask.fill_at_most, self.card.max_new_tokens):
+                if bound is not None:
+                    room = min(room, max(bound, sampling.min_tokens))
             sampling = replace(sampling, max_tokens=room)
         needed = num_prompt + sampling.max_tokens - 1  # the last token's KV is never computed
         if num_prompt < context and needed > capacity:

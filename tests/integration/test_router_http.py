@@ -202,6 +202,10 @@ BAD = [
     ({"stop": [1]}, 400, "stop"),
     ({"stop_token_ids": [5000]}, 400, "stop_token_ids"),
     ({"seed": -1}, 400, "seed"),
+    ({"seed": 2**70}, 400, "seed"),
+    ({"priority": 2**40}, 400, "priority"),
+    ({"top_k": 2**40}, 400, "top_k"),
+    ({"request_id": "x" * 200}, 400, "request_id"),
     ({"model": "other"}, 404, "model"),
     ({"model": 5}, 400, "model"),
     ({"n": 2}, 400, "n"),
@@ -236,6 +240,8 @@ BAD_CHATS = [
     ({"messages": "hi"}, "messages"),
     ({"messages": [{"role": "user", "content": "word " * 2000}]}, "prompt"),
     ({"top_logprobs": 2}, "top_logprobs"),
+    ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+    ({"max_completion_tokens": 0}, "max_tokens"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"prompt": "x"}, "prompt"),
 ]
@@ -292,6 +298,32 @@ async def test_bodies_over_the_limit(tmp_path):
             response = await running.http.post("/v1/completions", content=content, headers=headers)
             assert response.status_code == 413
             assert "2000" in response.json()["error"]["message"]
+
+
+async def test_lengths_that_nobody_asked_for(served):
+    prefill = served.cluster.workers[0]
+    for prompt, max_tokens in (([5] * 10, 16), ([5] * 1020, 4), ([5] * 1023, 1)):
+        body = {"model": MODEL, "prompt": prompt}
+        assert (await served.http.post("/v1/completions", json=body)).status_code == 200
+        assert prefill.seen[-1].sampling.max_tokens == max_tokens
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    await served.http.post("/v1/chat/completions", json={**chat, "max_completion_tokens": 3, "max_tokens": 9})
+    assert prefill.seen[-1].sampling.max_tokens == 3
+    await served.http.post("/v1/chat/completions", json=chat)
+    num_prompt = len(prefill.seen[-1].prompt_token_ids)
+    assert prefill.seen[-1].sampling.max_tokens == 1024 - num_prompt
+
+
+async def test_names_and_traces_are_passed_on(served):
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    for headers, body_id, name, passed in (
+        ({"X-Request-Id": "head", "traceparent": trace}, "body", "head", trace),
+        ({"traceparent": "nonsense"}, "body", "body", ""),
+    ):
+        response = await served.http.post("/v1/completions", json={**BASE, "request_id": body_id}, headers=headers)
+        assert response.headers["x-request-id"] == name
+        assert response.json()["id"] == f"cmpl-{name}"
+        assert served.cluster.workers[0].seen[-1].traceparent == passed
 
 
 async def test_other_paths_and_methods(served):

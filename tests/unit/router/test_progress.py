@@ -1,0 +1,112 @@
+"""A request's books: what the next attempt runs, what may be retried, and that no token is lost or comes twice."""
+
+import pytest
+
+from contracts.clock import VirtualClock
+from contracts.errors import (
+    DeadlineExceeded,
+    ErrorCode,
+    InternalError,
+    InvalidRequest,
+    NoRoom,
+    Overloaded,
+    RequestCancelled,
+    WorkerLost,
+)
+from contracts.request import ErrorInfo, FinishReason, TokenDelta
+from contracts.sampling import SamplingParams
+from contracts.wire import error_info
+from observability.stages import StageTimes
+from router.exchange import Route
+from router.progress import Job, Progress, as_exception
+
+JOB = Job(
+    request_id="r",
+    prompt_token_ids=(1, 2),
+    sampling=SamplingParams(seed=9, prompt_logprobs=1),
+    deadline=10.0,
+    priority=3,
+)
+
+
+def progress(max_failures=2):
+    clock = VirtualClock()
+    return Progress(JOB, clock, max_failures), clock
+
+
+async def test_the_next_attempt_goes_on_from_the_tokens_so_far():
+    books, clock = progress()
+    first = books.request("a-1")
+    assert (first.output_token_ids, first.sampling, first.deadline_s) == ((), JOB.sampling, 10.0)
+    books.accept(TokenDelta("a-1", 0, (5, 6), num_cached_tokens=1))
+    await clock.advance(4.0)
+    second = books.request("a-2")
+    assert second.request_id == "a-2"
+    assert second.output_token_ids == (5, 6)
+    assert second.deadline_s == 6.0
+    assert second.priority == 3
+    assert (second.sampling.seed, second.sampling.prompt_logprobs) == (9, None), "they came once"
+    books.accept(TokenDelta("a-2", 2, (7,), num_cached_tokens=99))
+    assert books.num_cached_tokens == 1, "the user's hit is the first attempt's"
+
+
+@pytest.mark.parametrize("index", [0, 1, 3, 7])
+def test_tokens_out_of_order_are_never_passed_on(index):
+    books, _ = progress()
+    books.accept(TokenDelta("a", 0, (5, 6)))
+    with pytest.raises(InternalError):
+        books.accept(TokenDelta("a", index, (7,)))
+    assert books.token_ids == [5, 6]
+
+
+@pytest.mark.parametrize("finish", [FinishReason.ABORT, FinishReason.ERROR])
+def test_an_attempt_that_ended_badly_is_no_end(finish):
+    books, _ = progress()
+    with pytest.raises(WorkerLost):
+        books.accept(TokenDelta("a", 0, (), finish_reason=finish))
+    with pytest.raises(Overloaded):
+        books.accept(TokenDelta("a", 0, (), finish_reason=finish, error=error_info(NoRoom("full"))))
+
+
+async def test_stages_of_all_attempts_add_up():
+    books, clock = progress()
+    await clock.advance(0.5)
+    books.departed(Route.DISAGGREGATED)
+    await clock.advance(0.5)
+    books.departed(Route.COLOCATED)
+    books.accept(TokenDelta("a", 0, (5,), stages=StageTimes(prefill_compute_s=1.0)))
+    books.accept(TokenDelta("a", 1, (6,), stages=StageTimes(prefill_compute_s=2.0, first_step_s=1.0)))
+    assert books.stages == StageTimes(route_s=0.5, prefill_compute_s=3.0, first_step_s=1.0)
+    assert books.route is Route.COLOCATED
+
+
+@pytest.mark.parametrize(
+    "error", [WorkerLost("x"), InternalError("x"), Overloaded("x"), RequestCancelled("x"), NoRoom("x")]
+)
+def test_the_budget(error):
+    books, _ = progress(max_failures=2)
+    books.fail(error)
+    books.fail(error)
+    with pytest.raises(type(error)):
+        books.fail(error)
+
+
+@pytest.mark.parametrize("error", [InvalidRequest("f", 1, "must not"), DeadlineExceeded("late")])
+def test_what_no_other_worker_can_mend(error):
+    books, _ = progress()
+    with pytest.raises(type(error)):
+        books.fail(error)
+
+
+@pytest.mark.parametrize("code", list(ErrorCode))
+def test_every_code_has_an_exception_that_says_the_same(code):
+    error = as_exception(ErrorInfo(code, "the words", True))
+    assert "the words" in error.message
+
+
+@pytest.mark.parametrize("value", ["9, tokens", 5, None, "x"])
+def test_a_field_survives_the_way_through_a_stream(value):
+    original = InvalidRequest("prompt", value, "at most 8 fit")
+    back = as_exception(error_info(original))
+    assert isinstance(back, InvalidRequest)
+    assert (back.message, back.field) == (original.message, "prompt")
