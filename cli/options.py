@@ -53,11 +53,10 @@ def option(*param_decls: str, section: str, **attrs: object) -> Callable[[Decora
     return click.option(*param_decls, cls=SectionedOption, section=section, **attrs)
 
 
-def apply(options: Sequence[Callable[[Decorated], Decorated]], command: Decorated) -> Decorated:
-    """Put a shared list of options on a command, in the order of the list."""
-    for decorate in reversed(options):
-        command = decorate(command)
-    return command
+def apply(options: Sequence[Callable[[click.Command], click.Command]], command: click.Command) -> None:
+    """Put a list of options on a command that is already made; its help has them in the order of the list."""
+    for decorate in options:
+        decorate(command)
 
 
 class SizeType(click.ParamType[int]):

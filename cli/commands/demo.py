@@ -52,13 +52,7 @@ OPTIONS = (
         help="float32 makes the comparison of token ids exact on any CPU.",
     ),
     flags.connector_option,
-    option(
-        "--threads",
-        section="Cluster",
-        type=click.IntRange(1, 1024),
-        metavar="N",
-        help="Compute threads of each worker. [default: half of the cores, at least 1]",
-    ),
+    flags.threads_option("Compute threads of each worker. [default: half of the cores, at least 1]"),
     flags.kv_memory_option("512MiB", "KV memory of each worker."),
     flags.log_level_option,
 )

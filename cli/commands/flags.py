@@ -103,6 +103,7 @@ advertise_option = option(
     "--advertise",
     section="Addresses",
     default="",
+    show_default=False,
     metavar="HOST[:PORT]",
     help="Address under which others reach this process. [default: where it listens]",
 )
@@ -113,6 +114,14 @@ exit_with_option = option(
     metavar="PID",
     help="Stop when this process, which must be the parent, ends.",
 )
+
+
+def threads_option(text: str) -> Callable[[Decorated], Decorated]:
+    """`--threads` with the words that fit the command."""
+    kind = click.IntRange(1, 1024)
+    return option("--threads", section="Memory and batching", type=kind, metavar="N", help=text)
+
+
 scheduling_option = option(
     "--scheduling",
     section="Memory and batching",

@@ -109,13 +109,7 @@ OPTIONS = (
     flags.kv_memory_option(None, "KV memory. [default: measured, half of what is free]"),
     flags.max_num_batched_tokens_option,
     flags.max_num_seqs_option,
-    option(
-        "--threads",
-        section="Memory and batching",
-        type=click.IntRange(1, 1024),
-        metavar="N",
-        help="Compute threads. [default: all cores]",
-    ),
+    flags.threads_option("Compute threads. [default: all cores]"),
     option("--json", "as_json", section="Output", is_flag=True, help="One JSON object a prompt instead of text."),
     flags.log_level_option,
 )

@@ -38,12 +38,26 @@ _ADMISSION = AdmissionConfig()
 OPTIONS = (
     flags.model_dir_option,
     flags.served_name_option,
-    option("--host", section="Addresses", default="127.0.0.1", help="Where to listen; 0.0.0.0 is everywhere."),
-    option("--http-port", section="Addresses", type=PORT, default=8000, help="OpenAI API; 0 takes a free port."),
+    option(
+        "--host",
+        section="Addresses",
+        metavar="HOST",
+        default="127.0.0.1",
+        help="Where to listen; 0.0.0.0 is everywhere.",
+    ),
+    option(
+        "--http-port",
+        section="Addresses",
+        type=PORT,
+        metavar="PORT",
+        default=8000,
+        help="OpenAI API; 0 takes a free port.",
+    ),
     option(
         "--grpc-port",
         section="Addresses",
         type=PORT,
+        metavar="PORT",
         default=50051,
         help="gRPC API, and where workers announce themselves; 0 takes a free port.",
     ),
@@ -70,8 +84,7 @@ OPTIONS = (
         section="Admission",
         type=SIZE,
         metavar="SIZE",
-        default=HttpConfig().max_body_bytes,
-        show_default="8MiB",
+        default="8MiB",
         help="Largest HTTP request body.",
     ),
     option(

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypedDict
 
-import click
-
 from cli.commands import flags
 from cli.options import ADDRESS, NAME, PORT, Decorated, option
 from engine.build import ModelRuntimeConfig
@@ -66,22 +64,28 @@ OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
         help="Name of this worker, unlike any other's. [default: made of pool, host and process id]",
     ),
     flags.connector_option,
-    option(
-        "--threads",
-        section="Cluster",
-        type=click.IntRange(1, 1024),
-        metavar="N",
-        help="Compute threads. [default: all cores]",
-    ),
+    flags.threads_option("Compute threads. [default: all cores]"),
     flags.kv_memory_option(None, "KV memory. [default: measured, half of what is free]"),
     flags.max_num_batched_tokens_option,
     flags.max_num_seqs_option,
     flags.scheduling_option,
     flags.prefix_caching_option,
-    option("--host", section="Addresses", default="127.0.0.1", help="Where to listen; 0.0.0.0 is everywhere."),
-    option("--port", section="Addresses", type=PORT, default=0, help="gRPC port; 0 takes a free one."),
+    option(
+        "--host",
+        section="Addresses",
+        metavar="HOST",
+        default="127.0.0.1",
+        help="Where to listen; 0.0.0.0 is everywhere.",
+    ),
+    option("--port", section="Addresses", type=PORT, metavar="PORT", default=0, help="gRPC port; 0 takes a free one."),
     flags.advertise_option,
-    option("--metrics-port", section="Addresses", type=PORT, help="Serve Prometheus metrics there. [default: nowhere]"),
+    option(
+        "--metrics-port",
+        section="Addresses",
+        type=PORT,
+        metavar="PORT",
+        help="Serve Prometheus metrics there. [default: nowhere]",
+    ),
     flags.drain_timeout_option,
     flags.exit_with_option,
     flags.log_level_option,
