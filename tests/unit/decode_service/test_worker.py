@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -134,6 +135,9 @@ async def test_a_lease_that_nobody_waits_for_goes_back() -> None:
         pool = EnginePool(made.worker.driver, made.worker._book)
         waiting = asyncio.ensure_future(pool.reserve("h", 40, ()))
         await asyncio.sleep(0)
+        reserved = threading.Event()
+        made.worker.driver.post(lambda engine: reserved.set())
+        reserved.wait(10)  # the engine has reserved, the event loop has not heard of it
         waiting.cancel()
         await asyncio.wait((waiting,))
         await asyncio.sleep(0)

@@ -23,7 +23,7 @@ from contracts.ticket import (
     Ticket,
 )
 from contracts.worker import WorkerRef
-from engine.config import EngineConfig
+from engine.config import EngineConfig, SchedulerConfig
 from engine.engine import Engine
 from engine.execution.fake import FakeModel, FakeRunner, expected_tokens
 from engine.output import Retained
@@ -36,6 +36,7 @@ from prefill_service.worker import PrefillWorker
 
 MODEL = FakeModel(max_model_len=256)
 BLOCKS = 16
+CHUNKED = EngineConfig(SchedulerConfig(max_num_batched_tokens=16, max_num_seqs=16))
 D = WorkerRef("d", 1)
 
 
@@ -96,14 +97,14 @@ class Gate:
 
 
 class Bench:
-    def __init__(self, hold_s: float = 10.0) -> None:
+    def __init__(self, hold_s: float = 10.0, step_s: float = 0.0) -> None:
         hub, self.gate = LocalHub(), Gate()
         self.side = DecodeSide(hub)
         self.peers = Peers(self.side)
         clock, region = MonotonicClock(), SharedRegion(BLOCKS * MODEL.layout.block_bytes)
         self.connector = LocalConnector(hub, clock, self.gate)
         self.connector.expose(region)
-        self.engine = Engine(FakeRunner(MODEL, BLOCKS, region.buffer), EngineConfig(), clock)
+        self.engine = Engine(FakeRunner(MODEL, BLOCKS, region.buffer, step_s=step_s), CHUNKED, clock)
         self.worker = PrefillWorker(
             WorkerRef("p", 1), self.engine, MODEL.layout, [self.connector], self.peers, RunConfig(hold_s=hold_s)
         )
@@ -118,8 +119,8 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(hold_s: float = 10.0) -> AsyncIterator[Bench]:
-    made = Bench(hold_s)
+async def bench(hold_s: float = 10.0, step_s: float = 0.0) -> AsyncIterator[Bench]:
+    made = Bench(hold_s, step_s)
     made.worker.start()
     yield made
     assert await made.usage() == 0.0
@@ -172,6 +173,17 @@ async def test_the_lease_goes_back_only_after_the_write_that_reads_it() -> None:
         await asyncio.wait((waiting,))
         await events.aclose()
         assert order == ["write over", "released"]
+
+
+async def test_a_prompt_whose_reader_left_is_not_read_to_its_end() -> None:
+    async with bench(step_s=0.02) as made:
+        long = GenerationRequest("r", tuple(i % 90 + 1 for i in range(240)), SamplingParams(max_tokens=5))
+        reading = asyncio.ensure_future(anext(made.worker.run(long, TARGET, made.targets)))
+        await made.side.reserving.wait()
+        reading.cancel()
+        await asyncio.wait((reading,))
+        assert await made.usage() == 0.0
+        assert made.worker.driver.num_steps < 10  # of 15 chunks
 
 
 async def test_leaving_before_room_was_granted_tells_the_decode_side() -> None:
