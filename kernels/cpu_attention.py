@@ -24,9 +24,9 @@ from kernels.batch import Segment
 # A decode group pads its rows to the longest. Another group costs about as many microseconds a layer as gathering and
 # attending to this many tokens.
 _PADDING_TOKENS_WORTH_A_GROUP = 512
-# Rows of a prompt attended to at once, and float32 scores held at once (4 MiB): tiles of a size that caches keep.
+# Rows of a prompt attended to at once, and float32 scores held at once (2 MiB): tiles of a size that caches keep.
 _TILE_ROWS = 64
-_TILE_SCORES = 1 << 20
+_TILE_SCORES = 1 << 19
 
 
 class CpuKVCache:
@@ -137,8 +137,13 @@ def _attend_group(gather: _Gather, blocks: Tensor, query: Tensor, kv_heads: int)
     gather.fetch(blocks)
     rows, heads, head_size = query.shape
     folded = query.view(rows, kv_heads, heads // kv_heads, head_size)
-    out = torch.nn.functional.scaled_dot_product_attention(folded, gather.keys, gather.values, attn_mask=gather.mask)
-    return out.reshape(rows, heads * head_size)
+    keys, values, mask = gather.keys, gather.values, gather.mask
+    if heads == kv_heads and query.dtype != torch.float32:
+        # With nothing to fold, torch's bfloat16 attention takes five times as long as float32, conversion included.
+        folded, keys, values = folded.float(), keys.float(), values.float()
+        mask = None if mask is None else mask.float()
+    out = torch.nn.functional.scaled_dot_product_attention(folded, keys, values, attn_mask=mask)
+    return out.to(query.dtype).reshape(rows, heads * head_size)
 
 
 def _attend_chunk(query: Tensor, keys: Tensor, values: Tensor, tiles: tuple[_Tile, ...], out: Tensor) -> None:
