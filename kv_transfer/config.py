@@ -24,7 +24,7 @@ class SenderConfig:
         for name in ("reserve_timeout_s", "call_timeout_s", "commit_timeout_s", "write_timeout_s", "renew_every_s"):
             _positive(name, getattr(self, name))
         _positive("reserve_backoff_s", self.reserve_backoff_s)
-        if self.max_backoff_s < self.reserve_backoff_s:
+        if not self.max_backoff_s >= self.reserve_backoff_s:
             raise ConfigError(f"max_backoff_s: got {self.max_backoff_s}, must be at least reserve_backoff_s")
         _positive("max_write_bytes", self.max_write_bytes)
 

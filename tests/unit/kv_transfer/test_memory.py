@@ -1,0 +1,39 @@
+"""Lives and endings that are remembered, within bounds."""
+
+import pytest
+
+from contracts.errors import HandoffError, StaleEpoch
+from contracts.worker import WorkerRef
+from kv_transfer.memory import Bounded, Lives
+
+D = WorkerRef("d", 7)
+
+
+def test_only_current_lives_are_heard():
+    lives = Lives(D, 10)
+    assert not lives.check(WorkerRef("p", 3), D)
+    assert not lives.check(WorkerRef("p", 3), D)
+    assert lives.check(WorkerRef("p", 4), D)
+    assert not lives.check(WorkerRef("q", 1), D)
+    with pytest.raises(StaleEpoch, match="epoch of p: expected 4, got 3"):
+        lives.check(WorkerRef("p", 3), D)
+    for epoch in (6, 8):
+        with pytest.raises(StaleEpoch, match="epoch of d: expected 7"):
+            lives.check(WorkerRef("p", 4), WorkerRef("d", epoch))
+    with pytest.raises(HandoffError, match="this is d, not e"):
+        lives.check(WorkerRef("p", 4), WorkerRef("e", 7))
+
+
+def test_a_newer_life_named_in_a_message_for_another_is_not_believed():
+    lives = Lives(D, 10)
+    lives.check(WorkerRef("p", 3), D)
+    with pytest.raises(StaleEpoch):
+        lives.check(WorkerRef("p", 9), WorkerRef("d", 6))
+    assert not lives.check(WorkerRef("p", 3), D)
+
+
+def test_the_oldest_is_forgotten_first():
+    book = Bounded(2)
+    for name in ("a", "b", "a", "c"):
+        book.put(name, name.upper())
+    assert (book.get("a"), book.get("b"), book.get("c")) == ("A", None, "C")
