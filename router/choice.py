@@ -23,8 +23,11 @@ class Chooser:
 
     def choose(self, kind: WorkerKind, job: Job, avoid: AbstractSet[WorkerRef]) -> WorkerInfo | None:
         """A worker of this pool, None when none is ready. One to avoid is taken only when there is no other."""
-        candidates = self._pools.candidates(kind)
-        preferred = [c for c in candidates if c.info.ref not in avoid] or candidates
+        return self.choose_fresh(kind, job, avoid) or self.choose_fresh(kind, job, frozenset())
+
+    def choose_fresh(self, kind: WorkerKind, job: Job, avoid: AbstractSet[WorkerRef]) -> WorkerInfo | None:
+        """A worker of this pool that is not to be avoided, None when there is none."""
+        preferred = [c for c in self._pools.candidates(kind) if c.info.ref not in avoid]
         if not preferred:
             return None
         return self._policies[kind].choose(preferred, Query(job.prompt_token_ids)).info

@@ -78,7 +78,8 @@ class Flow:
             case None:
                 if progress.num_handoff_failures > self._means.retry.max_handoff_failures:
                     return None
-                return self._means.chooser.choose(WorkerKind.PREFILL, progress.job, progress.avoid)
+                # A decode worker alone is better than a prefill worker that has failed this request already.
+                return self._means.chooser.choose_fresh(WorkerKind.PREFILL, progress.job, progress.avoid)
 
     async def _worker(self, kind: WorkerKind, progress: Progress) -> WorkerInfo:
         """A ready worker; a request waits for one when it ran already, or when one is known that is not ready just now."""

@@ -49,8 +49,9 @@ class Claim:
 
     def computed(self) -> None:
         """The prompt's tokens are no work any more."""
-        num_tokens, self._num_tokens = self._num_tokens, 0
-        self._pools.burden(self._ref, 0, -num_tokens)
+        if self._num_tokens:
+            num_tokens, self._num_tokens = self._num_tokens, 0
+            self._pools.burden(self._ref, 0, -num_tokens)
 
     def release(self) -> None:
         """The request burdens the worker no more."""

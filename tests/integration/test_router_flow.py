@@ -88,6 +88,14 @@ async def test_handoffs_that_keep_failing_end_on_a_decode_worker_alone(served):
     assert sum(len(w.cancelled) for w in all_workers(served, WorkerKind.PREFILL)) == 1
 
 
+async def test_a_request_that_no_prefill_worker_can_read_runs_alone(served):
+    for worker in all_workers(served, WorkerKind.PREFILL):
+        worker.faults.refuse.extend(InternalError("poison") for _ in range(10))
+    body = await complete(served)
+    assert body["diptych"]["route"] == "colocated"
+    assert [len(w.seen) for w in all_workers(served, WorkerKind.PREFILL)] == [1, 1]
+
+
 async def test_a_forced_route_is_never_left_silently(served):
     for worker in all_workers(served, WorkerKind.PREFILL):
         worker.faults.handoff_failures.extend(TransferFailed(f"{i}") for i in range(50))
@@ -193,7 +201,7 @@ async def test_a_draining_worker_gets_nothing_new(tmp_path):
     async with running_router(router_config(tmp_path)) as running:
         _, decode = await running.cluster.pools(0, 2)
         decode[0].load = WorkerLoad(state=WorkerState.DRAINING)
-        decode[0].announcer.hurry()
+        await decode[0].announcer.announce_once()
         async with asyncio.timeout(3):
             while (await running.http.get("/health")).json()["ready"]["decode"] != 1:
                 await asyncio.sleep(0.01)

@@ -1,0 +1,75 @@
+"""The router as a process: it is there in a second, without torch; a signal ends it cleanly; a busy port is one line."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = """
+import sys
+from pathlib import Path
+from observability.log import configure_logging
+from router.config import HttpConfig, RouterConfig
+from router.main import serve
+from rpc.process import run_process
+from rpc.server import ServerConfig
+configure_logging("router")
+port = int(sys.argv[1])
+config = RouterConfig(
+    model_dir=Path("tests/fixtures/tiny-austen"), model_name="tiny", http=HttpConfig(port=port), grpc=ServerConfig(port=0)
+)
+code = run_process(lambda: serve(config))
+assert "torch" not in sys.modules and "engine" not in sys.modules
+sys.exit(code)
+"""
+
+
+def start(port):
+    return subprocess.Popen([sys.executable, "-c", SCRIPT, str(port)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_it_starts_answers_and_ends_at_a_signal():
+    port = free_port()
+    process = start(port)
+    try:
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                response = httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False)
+                break
+            except httpx.ConnectError:
+                assert time.monotonic() < deadline
+                assert process.poll() is None, process.stderr.read()
+                time.sleep(0.02)
+        assert response.status_code == 503
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=10)
+    finally:
+        process.kill()
+    assert process.returncode == 0, log
+    assert "ready" in log
+    assert f"http=127.0.0.1:{port}" in log
+    assert "stopped" in log
+    assert "Traceback" not in log
+
+
+def test_a_busy_port_is_one_line_and_exit_2():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        process = start(taken.getsockname()[1])
+        _, log = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert "cannot listen on 127.0.0.1" in log
+    assert "Traceback" not in log

@@ -1,0 +1,110 @@
+"""Whatever a client sends, it is taken or refused by name: never a fault of ours, never ignored."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from contracts.errors import InvalidRequest
+from router.model_card import load_model_card
+from router.openai_schema import NOT_SERVED, ChatBody, CompletionBody, chat_ask, completion_ask, parse
+
+CARD = load_model_card(Path(__file__).parents[2] / "fixtures/tiny-austen", "tiny")
+KINDS = {"chat": (ChatBody, chat_ask), "completion": (CompletionBody, completion_ask)}
+GOOD = {"chat": {"messages": [{"role": "user", "content": "hi"}]}, "completion": {"prompt": "hi"}}
+
+scalars = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5)
+values = st.recursive(
+    scalars, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=5), v, max_size=3), max_leaves=6
+)
+
+
+def ask(kind, body):
+    model, make = KINDS[kind]
+    return make(parse(model, body if isinstance(body, bytes) else json.dumps(body).encode()), CARD, "r", "")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_any_value_in_any_field(kind, data):
+    names = sorted(KINDS[kind][0].model_fields)
+    changes = data.draw(st.dictionaries(st.sampled_from(names), values, max_size=3))
+    try:
+        asked = ask(kind, {**GOOD[kind], **changes})
+        asked.sampling.validate(CARD.vocab_size)
+    except InvalidRequest as error:
+        assert error.field
+        assert error.message
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=200, deadline=None)
+@given(body=st.binary(max_size=40) | values.map(lambda v: json.dumps(v).encode()))
+def test_any_body(kind, body):
+    try:
+        ask(kind, body)
+    except InvalidRequest as error:
+        assert error.message
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(name=st.text("abcdefghijklmnopqrstuvwxyz_", min_size=1, max_size=12))
+def test_an_unknown_field_is_named(kind, name):
+    if name in KINDS[kind][0].model_fields:
+        return
+    with pytest.raises(InvalidRequest) as caught:
+        ask(kind, {**GOOD[kind], name: 1})
+    assert caught.value.field == name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_not_served_is_refused_by_name_unless_it_asks_for_nothing(kind):
+    for name in NOT_SERVED.keys() & KINDS[kind][0].model_fields.keys():
+        for nothing in (None, *NOT_SERVED[name]):
+            ask(kind, {**GOOD[kind], name: nothing})
+        with pytest.raises(InvalidRequest) as caught:
+            ask(kind, {**GOOD[kind], name: "something"})
+        assert caught.value.field == name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_unserved_field_belongs_to_a_body(kind):
+    assert not NOT_SERVED.keys() - ChatBody.model_fields.keys() - CompletionBody.model_fields.keys()
+
+
+def test_the_sampling_that_was_asked_for():
+    body = {
+        **GOOD["completion"],
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": -1,
+        "min_p": 0.1,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.1,
+        "frequency_penalty": 0.2,
+        "logit_bias": {"7": -1, "5": 2.5},
+        "seed": 11,
+        "max_tokens": 9,
+        "min_tokens": 2,
+        "stop": "x",
+        "stop_token_ids": [3],
+        "ignore_eos": True,
+        "logprobs": 3,
+        "prompt_logprobs": 0,
+        "skip_special_tokens": False,
+        "include_stop_str_in_output": True,
+        "priority": -2,
+    }
+    asked = ask("completion", body)
+    sampling = asked.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 0, 0.1)
+    assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.2, 0.1, 0.2)
+    assert sampling.logit_bias == ((5, 2.5), (7, -1))
+    assert (sampling.seed, sampling.max_tokens, sampling.min_tokens) == (11, 9, 2)
+    assert (sampling.stop_token_ids, sampling.ignore_eos) == ((3,), True)
+    assert (sampling.logprobs, sampling.prompt_logprobs) == (3, 0)
+    assert (asked.stop, asked.skip_special_tokens, asked.include_stop, asked.priority) == (("x",), False, True, -2)
+    assert not asked.fill_context
