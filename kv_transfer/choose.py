@@ -95,7 +95,7 @@ async def reach(
         try:
             await connector.connect(address)
         except TransferFailed as error:
-            reasons.append(f"{kind}: {error.message}")
+            reasons.append(error.message)
             logger.warning("connector %s does not reach %s: %s", kind, name, error.message)
             continue
         logger.info("KV for %s goes through %s%s", name, kind, f" ({'; '.join(reasons)})" if reasons else "")

@@ -41,9 +41,10 @@ class Keys:
 
 
 class Door:
-    """Hands descriptors out, in a thread of its own, until `close`. Does not own them."""
+    """Hands descriptors out to processes of `user` (by default our own), in a thread, until `close`. Does not own them."""
 
-    def __init__(self, memory_fd: int, table_fd: int, num_bytes: int) -> None:
+    def __init__(self, memory_fd: int, table_fd: int, num_bytes: int, user: int | None = None) -> None:
+        self._user = os.geteuid() if user is None else user
         self._fds = [memory_fd, table_fd]
         self._greeting = _GREETING.pack(_MAGIC, num_bytes)
         self.name = f"diptych-{secrets.token_hex(16)}"
@@ -88,7 +89,7 @@ class Door:
             guest.setblocking(False)
             raw = guest.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             _, user, _ = _CREDENTIALS.unpack(raw)
-            if user != os.geteuid():
+            if user != self._user:
                 raise PermissionError(f"a process of user {user} knocked")
             socket.send_fds(guest, [self._greeting], self._fds)
         except OSError as error:

@@ -339,7 +339,6 @@ async def child(*arguments, prefix=()):
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     try:
         yield process
@@ -366,7 +365,7 @@ async def stopped_writer(target, kind):
             while not target.memory[0]:
                 await asyncio.sleep(0)
             os.kill(process.pid, signal.SIGSTOP)
-            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+            await asyncio.to_thread(os.waitid, os.P_PID, process.pid, os.WSTOPPED)
             if not target.memory[BIG - 1]:
                 yield process, key
                 return

@@ -5,6 +5,7 @@ leaks; every hand-off ends with exactly one outcome; adopted blocks have the rig
 """
 
 import asyncio
+import itertools
 from dataclasses import dataclass, field
 
 import pytest
@@ -72,7 +73,7 @@ def test_source_gives_its_blocks_back_once_and_never_with_a_write_under_way(even
     assert actions.count(SourceAction.GIVE_BACK) <= 1
     assert actions.count(SourceAction.TELL_PEER) <= 1
     assert (states[-1] is SourceState.RELEASED) == (SourceAction.GIVE_BACK in actions)
-    for before, after in zip(states, states[1:], strict=False):
+    for before, after in itertools.pairwise(states):
         if before is SourceState.SENDING and after is SourceState.RELEASED:
             assert SourceAction.TELL_PEER not in actions  # committed: the peer has acknowledged the last write
     if SourceAction.STOP in actions and SourceAction.GIVE_BACK in actions:

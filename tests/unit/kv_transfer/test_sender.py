@@ -64,11 +64,10 @@ def peer(pair):
 
 def landed(pair, block_ids):
     size = pair.layout.block_bytes
-    at = [
+    return [
         pair.target_region.buffer[t * size : (t + 1) * size] == pair.source_region.buffer[s * size : (s + 1) * size]
         for s, t in zip(pair.source_blocks, block_ids, strict=True)
     ]
-    return at
 
 
 async def test_full_blocks_travel_while_later_chunks_compute(pair):

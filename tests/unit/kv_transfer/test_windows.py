@@ -1,5 +1,7 @@
 """Ranges and windows."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +22,7 @@ def test_merging_keeps_exactly_the_bytes(ranges):
     merged = merge_ranges(ranges, 50)
     assert covered(merged) == covered(ranges)
     assert all(one.length > 0 for one in merged)
-    for before, after in zip(merged, merged[1:], strict=False):
+    for before, after in itertools.pairwise(merged):
         assert before.offset + before.length < after.offset
 
 
