@@ -61,6 +61,10 @@ class Faults:
     handoff_failures: list[DiptychError] = field(default_factory=list)
     die_after_tokens: int | None = None
     skip_a_token: int = 0
+    stall_before_handoff: bool = False
+    commit_before_first: bool = False  # the other connection is quicker
+    books_late_s: float = 0.0  # handed_off comes that long after the commit
+    no_books: bool = False  # the call ends without handed_off
     hold: asyncio.Event = field(default_factory=asyncio.Event)  # cleared by a test to make the worker wait
 
     def __post_init__(self) -> None:
@@ -73,6 +77,7 @@ class ScriptedWorker:
         self.faults = Faults()
         self.seen: list[GenerationRequest] = []  # what it was asked to run
         self.running: set[str] = set()
+        self.attached: list[str] = []
         self.cancelled: list[str] = []
         self.load = WorkerLoad()
         self.info: WorkerInfo | None = None
@@ -137,12 +142,18 @@ class ScriptedPrefill(prefill_pb2_grpc.PrefillServicer):
         delta = make_delta(self.cluster.script, request, request.request_id, len(request.output_token_ids))
         if delta.first_index == 0:
             delta = replace(delta, num_cached_tokens=self.cluster.num_cached_tokens, stages=PREFILL_STAGES)
+        ticket = replace(request, output_token_ids=(*request.output_token_ids, *delta.token_ids))
+        if self.faults.commit_before_first:
+            self.cluster.commit(target.decode.worker_id, target.handoff_id).set_result(ticket)
+            await asyncio.sleep(0.1)
         yield prefill_pb2.PrefillEvent(tokens=delta_to_pb(delta))
         if delta.finish_reason is not None:
             return
         if self.faults.die_after_first:
             self.faults.die_after_first -= 1
             await context.abort(grpc.StatusCode.UNAVAILABLE, "died after the first token")
+        if self.faults.stall_before_handoff:
+            await asyncio.Event().wait()
         while self.faults.handoff_failures:
             failed = prefill_pb2.HandoffFailed(
                 handoff_id=target.handoff_id,
@@ -154,8 +165,12 @@ class ScriptedPrefill(prefill_pb2_grpc.PrefillServicer):
             if command is None:  # a cancelled call ends the commands first
                 await asyncio.Event().wait()
             target = command.retarget
-        ticket = replace(request, output_token_ids=(*request.output_token_ids, *delta.token_ids))
-        self.cluster.commit(target.decode.worker_id, target.handoff_id).set_result(ticket)
+        commit = self.cluster.commit(target.decode.worker_id, target.handoff_id)
+        if not commit.done():
+            commit.set_result(ticket)
+        await asyncio.sleep(self.faults.books_late_s)
+        if self.faults.no_books:
+            return
         done = prefill_pb2.HandedOff(
             handoff_id=target.handoff_id, stats=handoff_stats_to_pb(STATS), stages=stages_to_pb(PREFILL_STAGES)
         )
@@ -175,6 +190,7 @@ class ScriptedDecode(decode_pb2_grpc.DecodeServicer):
                 match command.WhichOneof("command"):
                     case "attach":
                         ident = command.attach.handoff_id
+                        self.worker.attached.append(ident)
                         ticket = self.cluster.commit(self.worker.ref.worker_id, ident)
                         tasks[ident] = asyncio.create_task(self.go_on(ident, ticket, outbox))
                     case "generate":

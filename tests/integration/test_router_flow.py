@@ -173,7 +173,7 @@ async def test_a_restarted_worker_is_recognised_at_once(tmp_path):
         await decode[0].mute()  # it hangs: its sockets stay open, and it says no more
         decode[0].faults.hold.clear()
         await running.cluster.add(WorkerKind.DECODE, "d0", epoch=2)
-        await asyncio.wait_for(asking, 3)
+        await asyncio.wait_for(asking, 6)
         assert await running.metric("diptych_worker_epoch", worker_id="d0") == 2
 
 
@@ -188,6 +188,46 @@ async def test_a_worker_that_says_nothing_any_more_loses_its_requests_to_another
         await busy[0].mute()
         busy[0].faults.hold.clear()
         await asyncio.wait_for(asking, 6)  # within ttl_s, the registry gives it up
+
+
+async def test_a_prefill_worker_that_hangs_loses_its_requests_to_another(tmp_path):
+    async with running_router(router_config(tmp_path)) as running:
+        prefill, _ = await running.cluster.pools(2, 1)
+        prefill[0].faults.hold.clear()
+        asking = asyncio.create_task(complete(running))  # the first by name gets the first request
+        async with asyncio.timeout(5):
+            while not prefill[0].running:
+                await asyncio.sleep(0.01)
+        await prefill[0].mute()
+        await asyncio.wait_for(asking, 8)
+        assert len(prefill[1].seen) == 1
+
+
+async def test_decode_dies_while_prefill_says_nothing(tmp_path):
+    async with running_router(router_config(tmp_path)) as running:
+        prefill, decode = await running.cluster.pools(2, 2)
+        prefill[0].faults.stall_before_handoff = True
+        asking = asyncio.create_task(complete(running))
+        async with asyncio.timeout(5):
+            while not prefill[0].running or not decode[0].attached:
+                await asyncio.sleep(0.01)
+        await decode[0].stop()
+        await asyncio.wait_for(asking, 5)
+        assert [len(r.output_token_ids) for r in prefill[1].seen] == [1], "the first token was kept"
+        assert len(prefill[0].cancelled) == 1
+
+
+@pytest.mark.parametrize("fault", [{"commit_before_first": True}, {"books_late_s": 0.2}, {"no_books": True}], ids=str)
+async def test_news_of_two_connections_in_any_order(served, fault):
+    for worker in all_workers(served, WorkerKind.PREFILL):
+        for name, value in fault.items():
+            setattr(worker.faults, name, value)
+    body = await complete(served)
+    assert (body["diptych"]["handoff"] is None) == ("no_books" in fault)
+    got = events((await served.http.post("/v1/completions", json={**BASE, "stream": True})).text)
+    assert [i for e in got[:-1] for i in e["choices"][0]["token_ids"]] == EXPECTED
+    if "no_books" not in fault:  # a call that ends without an outcome is a fault of that worker
+        assert await served.metric("diptych_failed_attempts_total") == 0
 
 
 async def test_a_decode_worker_that_restarts_alone_in_its_pool_is_waited_for(tmp_path):

@@ -126,7 +126,7 @@ async def test_a_client_that_leaves_frees_everything(served, stub, how):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             _ = [r async for r in call]
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    await served.cluster.idle(timeout_s=1.0)
+    await served.cluster.idle(timeout_s=3.0)
 
 
 async def test_health_follows_the_decode_pool(tmp_path):

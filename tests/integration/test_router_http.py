@@ -372,7 +372,7 @@ async def test_a_client_that_leaves_cancels_both_legs(served, route, stream):
             await asyncio.sleep(0.01)
     task.cancel()
     await asyncio.wait((task,))
-    await served.cluster.idle(timeout_s=1.0)
+    await served.cluster.idle(timeout_s=3.0)
     assert len(decode.cancelled) == 1
     assert await served.metric("diptych_requests_total", outcome="CANCELLED") == 1
 
@@ -386,9 +386,9 @@ async def test_a_client_that_leaves_during_prefill(served):
             await asyncio.sleep(0.01)
     task.cancel()
     await asyncio.wait((task,))
-    await served.cluster.idle(timeout_s=1.0)
+    await served.cluster.idle(timeout_s=3.0)
     assert len(prefill.cancelled) == 1
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(3):
         while not decode.cancelled:
             await asyncio.sleep(0.01)
 
@@ -410,7 +410,7 @@ async def test_overload_is_429_with_a_time_to_come_back(tmp_path):
 
 
 async def test_a_deadline_is_408_and_after_the_first_byte_a_last_event(tmp_path):
-    async with running_router(router_config(tmp_path, request_timeout_s=0.3)) as running:
+    async with running_router(router_config(tmp_path, request_timeout_s=0.8)) as running:
         _prefill, decode = await running.cluster.pools(1, 1)
         decode[0].faults.hold.clear()
         whole = await running.http.post("/v1/completions", json=BASE)

@@ -64,7 +64,7 @@ async def test_both_ways_give_the_same_tokens_and_account_for_their_time(tmp_pat
             assert sum(stages.values()) < 1.0
         assert got["disaggregated"] == got["colocated"]
         unexplained_s = await running.metric("diptych_stage_seconds_sum", stage="ttft_unexplained")
-        assert unexplained_s < 0.2, "two first tokens, connecting included"
+        assert unexplained_s < 0.5, "two first tokens, connecting included"
         handoff = (await tokens(running, diptych={"stages": True}))["diptych"]["handoff"]
         assert handoff["connector"] == connector
         assert handoff["num_blocks"] + handoff["num_cached_blocks"] == 5
