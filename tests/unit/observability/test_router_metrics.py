@@ -1,0 +1,79 @@
+"""Router metrics: each name once, with its unit; series of workers that have gone are gone."""
+
+from dataclasses import replace
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from observability.metrics import RequestSample, RouterMetrics, WorkerSample, explained_ttft_s
+from observability.stages import HandoffStats, StageTimes
+
+WORKER = WorkerSample("d0", "decode", "ready", 7, 2, 1, 30, 0.5)
+SAMPLE = RequestSample(
+    outcome="length",
+    succeeded=True,
+    route="disaggregated",
+    e2e_s=2.0,
+    ttft_s=0.5,
+    num_prompt_tokens=10,
+    num_cached_tokens=4,
+    num_output_tokens=4,
+    max_tokens=4,
+    stages=StageTimes(admission_s=0.1, prefill_compute_s=0.3, first_step_s=9.0),
+    handoff=HandoffStats("shm", 4096, 1, 2, 1, 0.01, 0.001),
+)
+
+
+def families(metrics):
+    return list(text_string_to_metric_families(metrics.render().decode()))
+
+
+def value(metrics, name, **labels):
+    found = [
+        s.value for f in families(metrics) for s in f.samples if s.name == name and labels.items() <= s.labels.items()
+    ]
+    assert len(found) == 1, (name, found)
+    return found[0]
+
+
+def test_names_are_ours_or_vllms_and_there_once():
+    names = [f.name for f in families(RouterMetrics("m", lambda: [WORKER], lambda: (3, 1)))]
+    assert len(names) == len(set(names))
+    assert all(name.startswith(("diptych_", "vllm:")) for name in names)
+
+
+def test_a_request_in_numbers():
+    metrics = RouterMetrics("m", list, lambda: (0, 0))
+    metrics.request_finished(SAMPLE)
+    metrics.tokens_delivered(0.6, 3)
+    assert value(metrics, "diptych_requests_total", outcome="length", route="disaggregated") == 1
+    assert value(metrics, "diptych_tpot_seconds_sum") == 0.5
+    assert value(metrics, "vllm:request_time_per_output_token_seconds_sum") == 0.5
+    assert value(metrics, "diptych_itl_seconds_count") == 3
+    assert abs(value(metrics, "diptych_itl_seconds_sum") - 0.6) < 1e-9
+    assert value(metrics, "vllm:prefix_cache_hits_total") == 4
+    assert value(metrics, "diptych_handoff_kv_bytes_total", connector="shm") == 4096
+    assert abs(value(metrics, "diptych_stage_seconds_sum", stage="ttft_unexplained") - 0.1) < 1e-9
+
+
+def test_only_the_stages_before_the_first_token_explain_it():
+    assert abs(explained_ttft_s(SAMPLE.stages) - 0.4) < 1e-9
+
+
+def test_a_failure_is_no_latency():
+    metrics = RouterMetrics("m", list, lambda: (0, 0))
+    metrics.request_finished(replace(SAMPLE, outcome="UNAVAILABLE", succeeded=False, ttft_s=None, handoff=None))
+    assert value(metrics, "diptych_requests_total", outcome="UNAVAILABLE") == 1
+    assert value(metrics, "diptych_e2e_seconds_count") == 0
+    assert value(metrics, "diptych_ttft_seconds_count") == 0
+
+
+def test_a_worker_that_has_gone_leaves_no_series():
+    workers = [WORKER]
+    metrics = RouterMetrics("m", lambda: workers, lambda: (3, 2))
+    assert value(metrics, "diptych_worker_kv_usage_ratio", worker_id="d0") == 0.5
+    assert value(metrics, "diptych_workers", pool="decode", state="ready") == 1
+    assert value(metrics, "vllm:num_requests_running") == 2
+    assert value(metrics, "vllm:num_requests_waiting") == 3
+    assert value(metrics, "vllm:kv_cache_usage_perc") == 0.5
+    workers.clear()
+    assert not [s for f in families(metrics) for s in f.samples if "worker_id" in s.labels]
