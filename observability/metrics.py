@@ -1,4 +1,4 @@
-"""Every metric name, once. Each process makes one of these classes, which owns its CollectorRegistry; nothing is global.
+"""Every metric name of a router, once; a worker's are in `observability.worker_metrics`. Nothing is global.
 
     diptych_*   ours, with a unit in each name
     vllm:*      the names that existing dashboards and autoscalers query, with vLLM's meaning, at the router
