@@ -97,7 +97,9 @@ class Connector(Protocol):
         ...
 
     async def write(self, address: ConnectorAddress, key: int, writes: Sequence[Write]) -> None:
-        """Copy, and return when all bytes have landed. Raises TransferFailed: then some may have landed, and none will.
+        """Copy, and return when all bytes have landed. Raises TransferFailed: then some may have landed.
+
+        After that nothing reads the source any more; what a network still carries may land until the window is closed.
 
         Cancelling the caller does not stop a copy that runs: it is awaited first, so that the source may be reused as
         soon as this returns or raises.

@@ -21,11 +21,21 @@ from kv_transfer.config import ReceiverConfig
 from kv_transfer.connector import Connector
 from kv_transfer.endings import report
 from kv_transfer.handoff import TARGET_TABLE, TargetAction, TargetEvent, TargetState, step
+from kv_transfer.memory import said_again
 from kv_transfer.pool import KVPool, LeaseT
 
 logger = logging.getLogger(__name__)
 
-OutcomeT = int | DiptychError  # blocks adopted, or why it was lost
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """The good end."""
+
+    ticket: Ticket
+    num_blocks: int
+
+
+Outcome = Adopted | DiptychError  # or why it was lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +50,13 @@ class Reservation(Generic[LeaseT]):
 
 @dataclass(frozen=True, slots=True)
 class Surroundings(Generic[LeaseT]):
-    """What every hand-off of a worker shares. `ended` is called once per hand-off, after its lease has gone where it belongs."""
+    """What every hand-off of a worker shares. `ended` is called once for each, after its lease has gone where it belongs."""
 
     pool: KVPool[LeaseT]
     clock: Clock
     config: ReceiverConfig
     layout: KVLayout
-    ended: Callable[[Incoming[LeaseT]], None]
+    ended: Callable[[str, Outcome], None]
     on_fatal: Callable[[BaseException], None]
 
 
@@ -57,11 +67,11 @@ class Incoming(Generic[LeaseT]):
         self._reservation = reservation
         self._around = surroundings
         self._state = TargetState.RESERVED
-        self._outcome: asyncio.Future[OutcomeT] = asyncio.get_running_loop().create_future()
+        self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._cause: DiptychError = UnknownHandoff(f"hand-off {reservation.request.handoff_id} has ended")
         self._hurry = asyncio.Event()
-        self.task: asyncio.Task[None] | None = None
-        self.ticket: Ticket | None = None
+        self._winding_up: asyncio.Task[None] | None = None
+        self._ticket: Ticket | None = None
         self.deadline_s = surroundings.clock.now() + surroundings.config.lease_s
 
     @property
@@ -73,11 +83,6 @@ class Incoming(Generic[LeaseT]):
     def state(self) -> TargetState:
         """Where the hand-off is."""
         return self._state
-
-    @property
-    def outcome(self) -> OutcomeT | None:
-        """How it ended; None while it has not."""
-        return self._outcome.result() if self._outcome.done() else None
 
     def renew(self) -> bool:
         """Keep the lease for another `lease_s`; False when it is lost already."""
@@ -91,18 +96,18 @@ class Incoming(Generic[LeaseT]):
         if self._state is TargetState.RESERVED:
             problem = self._problem(ticket)
             if problem is None:
-                self.ticket = ticket
+                self._ticket = ticket
                 self._on(TargetEvent.COMMIT)
             else:
                 self.end(TargetEvent.REFUSED, problem)
         if (
             self._state is TargetState.DRAINING
         ):  # it is lost already; how long its blocks stay fenced is not the peer's matter
-            raise self._cause
+            raise said_again(self._cause)
         outcome = await asyncio.shield(self._outcome)
-        if isinstance(outcome, int):
-            return outcome
-        raise outcome
+        if isinstance(outcome, Adopted):
+            return outcome.num_blocks
+        raise said_again(outcome)
 
     def end(self, event: TargetEvent, cause: DiptychError) -> None:
         """Give it up (abort, expiry, the peer's new life); stays as it is where it is too late for that."""
@@ -110,16 +115,18 @@ class Incoming(Generic[LeaseT]):
             self._cause = cause
         self._on(event)
 
-    def hurry(self) -> None:
-        """Ask the windows once more, then leave them fenced for ever: the worker goes down."""
+    async def close(self, cause: DiptychError) -> None:
+        """End it now: the worker goes down. Windows are asked once more, then left fenced for ever."""
+        self.end(TargetEvent.ABORTED, cause)
         self._hurry.set()
+        await asyncio.shield(self._outcome)
 
     def _on(self, event: TargetEvent) -> None:
         self._state, actions = step(TARGET_TABLE, self._state, event)
         if TargetAction.CLOSE_WINDOWS in actions:
             self._closed()  # at once: no write begins after this, even before the task runs
-            self.task = asyncio.ensure_future(self._wind_up())
-            report(self.task, self._around.on_fatal)
+            self._winding_up = asyncio.ensure_future(self._wind_up())
+            report(self._winding_up, self._around.on_fatal)
 
     def _closed(self) -> bool:
         closed = [
@@ -129,20 +136,20 @@ class Incoming(Generic[LeaseT]):
 
     async def _wind_up(self) -> None:
         """Wait until no byte can land, then give the lease where it belongs."""
-        outcome: OutcomeT = InternalError("the hand-off ended by a fault of the decode worker")
+        outcome: Outcome = InternalError("the hand-off ended by a fault of the decode worker")
         try:
             if not await self._quiesced():
                 outcome = InternalError("the worker went down while a write was under way; its blocks stay fenced")
-            elif self._state is TargetState.RECEIVING and self.ticket is not None:
+            elif self._state is TargetState.RECEIVING and self._ticket is not None:
                 self._on(TargetEvent.VERIFIED)
-                outcome = await self._adopt(self.ticket)
+                outcome = await self._adopt(self._ticket)
             else:
                 self._on(TargetEvent.QUIESCED)
                 await self._around.pool.release(self._reservation.lease)
                 outcome = self._cause
         finally:
             self._outcome.set_result(outcome)
-            self._around.ended(self)
+            self._around.ended(self._reservation.request.handoff_id, outcome)
 
     async def _quiesced(self) -> bool:
         pause_s = self._around.config.quiesce_poll_s
@@ -160,7 +167,7 @@ class Incoming(Generic[LeaseT]):
         hurried.cancel()
         rested.cancel()
 
-    async def _adopt(self, ticket: Ticket) -> OutcomeT:
+    async def _adopt(self, ticket: Ticket) -> Outcome:
         lease = self._reservation.lease
         num_blocks = len(lease.block_ids)
         try:
@@ -168,7 +175,7 @@ class Incoming(Generic[LeaseT]):
         except DiptychError as error:
             logger.warning("hand-off %s: the engine does not take it: %s", ticket.handoff_id, error.message)
             return error
-        return num_blocks
+        return Adopted(ticket, num_blocks)
 
     def _problem(self, ticket: Ticket) -> HandoffError | None:
         """Why this ticket does not fit what was reserved; None when it does."""

@@ -9,10 +9,18 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Generic, TypeVar
 
-from contracts.errors import HandoffError, StaleEpoch
+from contracts.errors import DiptychError, HandoffError, StaleEpoch
 from contracts.worker import WorkerRef
 
 T = TypeVar("T")
+
+
+def said_again(error: DiptychError) -> DiptychError:
+    """The same error once more, to be raised: a remembered one must not gather the frames of everyone who hears it."""
+    copy = type(error).__new__(type(error))
+    copy.args = error.args
+    copy.__dict__.update(error.__dict__)
+    return copy
 
 
 class Lives:

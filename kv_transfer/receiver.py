@@ -19,7 +19,6 @@ from typing import Generic
 from contracts.errors import (
     DiptychError,
     HandoffError,
-    InternalError,
     NoRoom,
     RequestCancelled,
     StaleEpoch,
@@ -42,9 +41,9 @@ from kv_transfer.config import ReceiverConfig
 from kv_transfer.connector import ByteRange, Connector
 from kv_transfer.endings import report, until_done
 from kv_transfer.handoff import TargetEvent, TargetState
-from kv_transfer.incoming import Incoming, OutcomeT, Reservation, Surroundings
+from kv_transfer.incoming import Adopted, Incoming, Outcome, Reservation, Surroundings
 from kv_transfer.links import Side
-from kv_transfer.memory import Bounded, Lives
+from kv_transfer.memory import Bounded, Lives, said_again
 from kv_transfer.pool import HandoffEvents, KVPool, LeaseT
 
 logger = logging.getLogger(__name__)
@@ -67,7 +66,7 @@ class Receiver(Generic[LeaseT]):
         self._around = Surroundings(pool, side.clock, config, side.layout, self._ended, on_fatal)
         self._asking: dict[str, asyncio.Task[Grant]] = {}
         self._live: dict[str, Incoming[LeaseT]] = {}
-        self._finished: Bounded[OutcomeT] = Bounded(config.max_remembered)
+        self._finished: Bounded[int | DiptychError] = Bounded(config.max_remembered)
         self._lives = Lives(side.ref, MAX_PEERS)
         self._sweep: asyncio.Task[None] | None = None
         self._draining = False
@@ -117,7 +116,7 @@ class Receiver(Generic[LeaseT]):
             raise UnknownHandoff(f"hand-off {ticket.handoff_id} is not known here")
         if isinstance(outcome, int):
             return outcome
-        raise outcome
+        raise said_again(outcome)
 
     async def abort(self, request: AbortRequest) -> None:
         """See HandoffPeer. An id that is not known is remembered: a Reserve that comes after its Abort gets nothing."""
@@ -154,10 +153,7 @@ class Receiver(Generic[LeaseT]):
         for asking in tuple(self._asking.values()):
             await until_done(asking)
         for live in tuple(self._live.values()):
-            live.end(TargetEvent.ABORTED, RequestCancelled(f"{self._side.ref.worker_id} goes down"))
-            live.hurry()
-            if live.task is not None:
-                await until_done(live.task)
+            await live.close(RequestCancelled(f"{self._side.ref.worker_id} goes down"))
 
     def _check_lives(self, prefill: WorkerRef, decode: WorkerRef) -> None:
         if self._lives.check(prefill, decode):
@@ -210,17 +206,14 @@ class Receiver(Generic[LeaseT]):
                     logger.warning("hand-off %s: its lease ran out in state %s", handoff_id, live.state)
                     live.end(TargetEvent.EXPIRED, UnknownHandoff(f"the lease of {handoff_id} ran out"))
 
-    def _ended(self, live: Incoming[LeaseT]) -> None:
-        handoff_id = live.reservation.request.handoff_id
-        outcome = live.outcome
-        if outcome is None:
-            raise InternalError(f"hand-off {handoff_id} ended without an outcome")
+    def _ended(self, handoff_id: str, outcome: Outcome) -> None:
         del self._live[handoff_id]
-        self._finished.put(handoff_id, outcome)
-        if isinstance(outcome, DiptychError):
+        if isinstance(outcome, Adopted):
+            self._finished.put(handoff_id, outcome.num_blocks)
+            self._events.on_adopted(outcome.ticket)
+        else:
+            self._finished.put(handoff_id, outcome)
             self._events.on_lost(handoff_id, outcome)
-        elif live.ticket is not None:
-            self._events.on_adopted(live.ticket)
 
 
 def open_windows(connectors: Sequence[Connector], ranges: Sequence[ByteRange]) -> tuple[tuple[Connector, int], ...]:

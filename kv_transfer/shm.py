@@ -39,12 +39,16 @@ KIND = "shm"
 PIECE_BYTES = 4 << 20  # between two looks at the key: well under a millisecond
 
 
-def _probe_locks() -> None:
+TryLock = Callable[[int, int, int], bool]
+
+
+def probe_locks(lock: TryLock = try_lock) -> None:
+    """OSError unless two descriptions of one memfd exclude each other."""
     fd = sealable_memfd("diptych-probe")
     try:
         other = reopen(fd, os.O_RDONLY)
         try:
-            if not try_lock(fd, fcntl.F_WRLCK, 0) or try_lock(other, fcntl.F_RDLCK, 0):
+            if not lock(fd, fcntl.F_WRLCK, 0) or lock(other, fcntl.F_RDLCK, 0):
                 raise OSError("open-file-description locks do not exclude each other")
         finally:
             os.close(other)
@@ -58,7 +62,7 @@ def _probe_socket() -> None:
 
 
 Probes = Sequence[tuple[str, Callable[[], None]]]
-PROBES: Probes = (("memfd and its locks", _probe_locks), ("abstract Unix sockets", _probe_socket))
+PROBES: Probes = (("memfd and its locks", probe_locks), ("abstract Unix sockets", _probe_socket))
 
 
 def why_not(probes: Probes = PROBES) -> str | None:

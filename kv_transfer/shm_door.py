@@ -41,11 +41,11 @@ class Keys:
 
 
 class Door:
-    """Hands descriptors out to processes of `user` (by default our own), in a thread, until `close`. Does not own them."""
+    """Hands descriptors out to processes of `user` (by default our own), in a thread, until `close`. Keeps its own copies."""
 
     def __init__(self, memory_fd: int, table_fd: int, num_bytes: int, user: int | None = None) -> None:
         self._user = os.geteuid() if user is None else user
-        self._fds = [memory_fd, table_fd]
+        self._fds = [os.dup(memory_fd), os.dup(table_fd)]
         self._greeting = _GREETING.pack(_MAGIC, num_bytes)
         self.name = f"diptych-{secrets.token_hex(16)}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -61,6 +61,8 @@ class Door:
         self._wake.send(b"x")
         self._thread.join()
         self._wake.close()
+        for fd in self._fds:
+            os.close(fd)
 
     def _serve(self) -> None:
         with selectors.DefaultSelector() as selector, self._listener, self._woken:
@@ -106,7 +108,7 @@ def knock(name: str) -> Keys:
     try:
         connection.settimeout(_KNOCK_TIMEOUT_S)
         connection.connect("\0" + name)
-        greeting, received, _, _ = socket.recv_fds(connection, _GREETING.size, 2)
+        greeting, received, _, _ = socket.recv_fds(connection, _GREETING.size, 2, socket.MSG_CMSG_CLOEXEC)
         fds.extend(received)
         if len(greeting) != _GREETING.size or len(fds) != 2:
             raise OSError("it was not opened to us")

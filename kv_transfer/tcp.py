@@ -30,6 +30,7 @@ from kv_transfer.tcp_wire import (
     pack_write,
     receive_exactly,
     send_all,
+    shut,
     wait_readable,
 )
 from kv_transfer.windows import WindowTable, check_source, merge_ranges
@@ -72,10 +73,7 @@ class _Line:
 
     def cut(self) -> None:
         """End whatever it is doing, from any thread."""
-        try:
-            self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return  # it has ended by itself
+        shut(self._socket)
 
     def close(self, *, reset: bool = False) -> None:
         """Give the socket back; with `reset`, bytes not sent yet are thrown away."""

@@ -23,6 +23,7 @@ from kv_transfer.tcp_wire import (
     Status,
     pack_ack,
     receive_exactly,
+    shut,
     unpack_header,
     unpack_ranges,
     wait_readable,
@@ -65,8 +66,8 @@ class TcpTarget:
             self._closing.set()
             threads = [self._thread, *self._connections.values()]
             for connection in self._connections:
-                _shut(connection)
-        _shut(self._listener)
+                shut(connection)
+        shut(self._listener)
         for thread in threads:
             thread.join()
         self._listener.close()
@@ -96,9 +97,8 @@ class TcpTarget:
             if receive_exactly(connection, len(HELLO), self._limits.stall_s) != HELLO:
                 raise BadFrame("not one of ours")
             connection.sendall(HELLO)
-            while wait_readable(connection, None):
-                if not connection.recv(1, socket.MSG_PEEK):
-                    break  # an orderly end between two frames
+            # Nothing to peek at is an orderly end between two frames.
+            while wait_readable(connection, None) and connection.recv(1, socket.MSG_PEEK):
                 connection.sendall(pack_ack(self._receive(connection)))
         except OSError as error:
             if not self._closing.is_set():
@@ -172,10 +172,3 @@ class TcpTarget:
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-def _shut(sock: socket.socket) -> None:
-    try:
-        sock.shutdown(socket.SHUT_RDWR)
-    except OSError as error:  # the other side was faster
-        logger.debug("tcp: shutdown: %s", error)

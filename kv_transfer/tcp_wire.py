@@ -10,6 +10,7 @@ stays in step. Does not know sockets' options, threads or windows.
 
 from __future__ import annotations
 
+import logging
 import socket
 import struct
 import time
@@ -20,6 +21,8 @@ from select import POLLIN, POLLRDHUP, poll
 
 from contracts.errors import TransferFailed
 from kv_transfer.connector import ByteRange
+
+logger = logging.getLogger(__name__)
 
 HELLO = b"DIPTTCP\x01"
 MAX_RANGES = 65_536  # of one frame: 1 MiB of header
@@ -101,6 +104,14 @@ def wait_readable(sock: socket.socket, timeout_s: float | None) -> bool:
     waiter = poll()
     waiter.register(sock, POLLIN | POLLRDHUP)
     return bool(waiter.poll(None if timeout_s is None else timeout_s * 1000))
+
+
+def shut(sock: socket.socket) -> None:
+    """End a connection, or listening, from any thread; whoever waits for it wakes up. Nothing where it has ended."""
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError as error:  # the other side was faster
+        logger.debug("tcp: shutdown: %s", error)
 
 
 def receive_exactly(sock: socket.socket, num_bytes: int, timeout_s: float) -> bytearray:

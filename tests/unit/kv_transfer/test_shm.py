@@ -10,7 +10,7 @@ import pytest
 from contracts.errors import ConfigError, NoRoom, TransferFailed
 from kv_transfer.connector import ByteRange, Write
 from kv_transfer.region import SharedRegion
-from kv_transfer.shm import ShmConnector, why_not
+from kv_transfer.shm import ShmConnector, probe_locks, why_not
 from kv_transfer.shm_door import Door, is_alive, knock
 from kv_transfer.slots import MAX_RANGES, NUM_SLOTS, SlotReader, SlotTable, reopen, try_lock
 from kv_transfer.tcp_wire import wait_readable
@@ -41,6 +41,12 @@ def test_a_machine_that_lacks_something_is_told_what():
 
     assert why_not((("this", lambda: None), ("that", refuse))) == "that: not permitted"
     assert "memfd_create" in why_not((("that", missing),))
+
+
+def test_locks_that_do_not_lock_are_found_out():
+    for lies in (lambda *_: True, lambda *_: False):
+        with pytest.raises(OSError, match="do not exclude"):
+            probe_locks(lies)
 
 
 def test_writers_read_the_ranges_and_cannot_change_them(table, reader):
@@ -177,8 +183,8 @@ async def test_a_dead_target_s_memory_is_let_go():
         await source.close()
 
 
-async def test_closing_while_connecting_and_while_copying():
-    size = 16 << 20
+async def test_close_waits_for_a_copy_and_for_a_knock():
+    size = 64 << 20
     with SharedRegion(size) as one, SharedRegion(size) as other:
         source, target = ShmConnector(piece_bytes=4096), ShmConnector()
         source.expose(one)
@@ -186,13 +192,23 @@ async def test_closing_while_connecting_and_while_copying():
         key = target.open_window([ByteRange(0, size)])
         connecting = asyncio.ensure_future(source.connect(target.address()))
         await asyncio.sleep(0)
+        assert source._knocking
+        await asyncio.ensure_future(source.connect(target.address()))
+        await connecting
         writing = asyncio.ensure_future(source.write(target.address(), key, [Write(0, 0, size)]))
-        while target.close_window(key) and not writing.done():
+        while not source._copies:
             await asyncio.sleep(0)
-            break
-        await asyncio.gather(connecting, source.connect(target.address()))
         await source.close()
-        assert writing.done() or not source._copies
-        await asyncio.wait([writing])
-        writing.exception()
+        assert not source._copies
+        await writing
+        assert target.close_window(key)
+        late = ShmConnector()
+        late.expose(one)
+        connecting = asyncio.ensure_future(late.connect(target.address()))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert late._knocking
+        await late.close()
+        await connecting
+        assert not late._targets
         await target.close()

@@ -22,6 +22,7 @@ from kv_transfer.tcp_wire import (
     pack_write,
     receive_exactly,
     send_all,
+    shut,
     unpack_header,
     unpack_ranges,
     wait_readable,
@@ -251,6 +252,36 @@ async def test_more_ranges_than_a_frame_holds(source):
         await other.close()
 
 
+async def test_close_waits_for_a_write(source):
+    size = 32 << 20
+    with SharedRegion(size) as there, SharedRegion(size) as here:
+        one, other = TcpConnector(), TcpConnector()
+        one.expose(here)
+        other.expose(there)
+        key = other.open_window([ByteRange(0, size)])
+        writing = asyncio.ensure_future(one.write(other.address(), key, [Write(0, 0, size)]))
+        while not one._working:
+            await asyncio.sleep(0)
+        await one.close()
+        assert not one._working
+        await writing
+        await other.close()
+
+
+async def test_a_listener_that_fails_says_so_and_can_be_closed(target, caplog):
+    shut(target._target._listener)
+    for _ in range(300):
+        if "cannot accept" in caplog.text:
+            break
+        await asyncio.sleep(0.01)
+    assert "cannot accept" in caplog.text
+
+
+def test_ending_what_has_ended_is_fine():
+    with socket.socket() as sock:
+        shut(sock)
+
+
 async def test_ipv6_and_advertised_names():
     if not socket.has_ipv6:
         pytest.skip("no IPv6 here")
@@ -309,3 +340,7 @@ def test_many_buffers_go_out_whole_and_in_order():
         assert not wait_readable(other, 0)
         with pytest.raises(BadFrame, match="nothing more"):
             receive_exactly(other, 1, 0.01)
+        one.sendall(b"abc")
+        one.close()
+        with pytest.raises(BadFrame, match="ended"):
+            receive_exactly(other, 4, 1.0)
