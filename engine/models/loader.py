@@ -87,6 +87,10 @@ class _Reader:
             start += count
         return out
 
+    def pack(self, weight: Tensor) -> Linear:
+        """A projection by a weight that is also used elsewhere."""
+        return self._kernels.linear(weight, None)
+
     def linear(self, modules: tuple[str, ...], rows: tuple[int, ...], features: int, bias: bool) -> Linear:
         """One projection out of several modules that share their input; module i has rows[i] outputs."""
         weight = self.merged(tuple(f"{module}.weight" for module in modules), rows, features)
@@ -106,9 +110,11 @@ def _weights(config: ModelConfig, reader: _Reader) -> Weights:
     hidden, vocab = config.hidden_size, config.vocab_size
     embedding = reader.tensor("model.embed_tokens.weight", vocab, hidden)
     layers = tuple(_layer(config, reader, f"model.layers.{i}") for i in range(config.num_layers))
-    head = "model.embed_tokens" if config.tie_embeddings else "lm_head"
     # A tied head is packed beside the plain embedding: looked up by row it must stay plain, read whole it is twice as fast packed.
-    lm_head = reader.linear((head,), (vocab,), hidden, bias=False)
+    if config.tie_embeddings:
+        lm_head = reader.pack(embedding)
+    else:
+        lm_head = reader.linear(("lm_head",), (vocab,), hidden, bias=False)
     return Weights(embedding, layers, reader.tensor("model.norm.weight", hidden), lm_head)
 
 
