@@ -350,9 +350,11 @@ class World:
     async def end(self):
         for who in self.senders:
             self.finish(who)
-        for _ in range(60):
+        for _ in range(100):
             await self.clock.advance(2.0)
             self.check()
+            if all(task.done() for task in (*self.endings.values(), *self.background)) and not self.receiver.counts():
+                break
         assert all(ending.done() for ending in self.endings.values()), "a hand-off hangs"
         granted = self.outcomes.adopted + self.outcomes.lost
         assert len(set(granted)) == len(granted), "two outcomes"
@@ -369,8 +371,9 @@ class World:
 
     async def close(self):
         closing = asyncio.ensure_future(self._close())
-        while not closing.done():
+        for _ in range(100):
             await self.clock.advance(5.0)
+        assert closing.done(), "the world cannot be closed: something is still under way"
         await closing
 
     async def _close(self):
