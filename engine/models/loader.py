@@ -111,10 +111,9 @@ def _weights(config: ModelConfig, reader: _Reader) -> Weights:
     embedding = reader.tensor("model.embed_tokens.weight", vocab, hidden)
     layers = tuple(_layer(config, reader, f"model.layers.{i}") for i in range(config.num_layers))
     # A tied head is packed beside the plain embedding: looked up by row it must stay plain, read whole it is twice as fast packed.
-    if config.tie_embeddings:
-        lm_head = reader.pack(embedding)
-    else:
-        lm_head = reader.linear(("lm_head",), (vocab,), hidden, bias=False)
+    lm_head = (
+        reader.pack(embedding) if config.tie_embeddings else reader.linear(("lm_head",), (vocab,), hidden, bias=False)
+    )
     return Weights(embedding, layers, reader.tensor("model.norm.weight", hidden), lm_head)
 
 
