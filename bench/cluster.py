@@ -1,7 +1,7 @@
 """A real cluster to measure: router, prefill and decode worker as child processes, started by `diptych`'s own commands.
 
     with serving(model) as cluster:   # both ways through it answer
-        … cluster.grpc, cluster.cpu_s(), cluster.engine_steps("decode") …
+        … cluster.grpc, cluster.look() …
     # SIGTERM; returns when everything has ended
 
 Started by command line, as services are, because `bench` stands below `cli`; the children end with this process whatever
@@ -37,12 +37,13 @@ _STEP_SERIES = re.compile(rb"^diptych_engine_step_seconds_(sum|count) (\S+)$", r
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSteps:
-    """What a worker's engine has done up to `at_s` of the monotonic clock."""
+class Look:
+    """The cluster's counters at `at_s` of the monotonic clock: the decode worker's steps, CPU seconds by kind of process."""
 
     at_s: float
     num_steps: int
     step_s: float  # of all steps together
+    cpu_s: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +64,14 @@ class ServedCluster:
     model: str
     processes: tuple[ServedProcess, ...]
 
-    def cpu_s(self) -> dict[str, float]:
-        """CPU seconds used so far, user and system, by kind of process."""
-        times = {p.kind: psutil.Process(p.pid).cpu_times() for p in self.processes}
-        return {kind: spent.user + spent.system for kind, spent in times.items()}
-
-    def engine_steps(self, kind: str) -> EngineSteps:
-        """Ask the worker of `kind` for its counters; a few milliseconds of its time."""
-        (worker,) = (p for p in self.processes if p.kind == kind)
-        page = httpx.get(worker.metrics).raise_for_status().content
+    def look(self) -> Look:
+        """Read the counters; a few milliseconds of the decode worker's time."""
+        (decode,) = (p for p in self.processes if p.kind == "decode")
+        page = httpx.get(decode.metrics).raise_for_status().content
         values = {name: float(value) for name, value in _STEP_SERIES.findall(page)}
-        return EngineSteps(time.monotonic(), int(values[b"count"]), values[b"sum"])
+        times = {p.kind: psutil.Process(p.pid).cpu_times() for p in self.processes}
+        cpu_s = {kind: spent.user + spent.system for kind, spent in times.items()}
+        return Look(time.monotonic(), int(values[b"count"]), values[b"sum"], cpu_s)
 
 
 class ClusterDidNotStart(RuntimeError):

@@ -30,11 +30,11 @@ MAX_BATCHED_TOKENS = 2048
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One `Engine.step`: when it ended since the call, how long it took, and how much of that was the runner's."""
+    """One `Engine.step`: when it ended since the call, CPU seconds of the process until then, and how long it took."""
 
     end_s: float
+    cpu_s: float
     step_s: float
-    runner_s: float
     num_tokens: int  # computed
     num_answers: int  # requests that got a token
 
@@ -76,7 +76,7 @@ class OurEngine:
             output = self._engine.step()
             end = time.perf_counter()
             answers = sum(1 for delta in output.deltas if delta.token_ids)
-            steps.append(Step(end - begin, end - start, output.runner_s, output.num_scheduled_tokens, answers))
+            steps.append(Step(end - begin, time.process_time(), end - start, output.num_scheduled_tokens, answers))
         self._engine.check_integrity()
         return steps
 

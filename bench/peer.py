@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from contracts.errors import ConfigError
+
 if TYPE_CHECKING:
     import torch
 
@@ -36,8 +38,12 @@ class TransformersPeer:
     def __init__(self, path: Path) -> None:
         """Load the checkpoint at `path` in bf16, some seconds."""
         import torch
-        from transformers import AutoModelForCausalLM
-        from transformers.utils import logging
+
+        try:
+            from transformers import AutoModelForCausalLM
+            from transformers.utils import logging
+        except ImportError as error:
+            raise ConfigError(f"transformers, the peer, is not installed: pip install -e '.[dev]' ({error})") from error
 
         logging.set_verbosity_error()
         logging.disable_progress_bar()

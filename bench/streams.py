@@ -14,16 +14,16 @@ know how the cluster works.
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from bench.cluster import EngineSteps, ServedCluster
+from bench.cluster import Look, ServedCluster
 from bench.load import LoadFailed, LoadPlan, LoadRequest, Protocol, Route, run_load
 from bench.ours import OurEngine
 from bench.progress import Say
@@ -36,12 +36,13 @@ ADDED_BAR_MS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class StreamsBenchConfig:
-    """Sizes in tokens."""
+    """Sizes in tokens. Served answers are longer than the engine's alone by what streams may lead others by at the start."""
 
     streams: int = 32
     rounds: int = 5
-    prompt_tokens: int = 64
-    output_tokens: int = 128
+    prompt_tokens: int = 32
+    alone_tokens: int = 128
+    served_tokens: int = 192
     threads: int = 1
     scrape_s: float = 1.0
     seed: int = 0
@@ -49,7 +50,8 @@ class StreamsBenchConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServedRound:
-    """One run of all streams. Gap and the decode worker's own step are means over the time in which all streamed."""
+    """One run of all streams. All but TTFT is of the time in which all streamed: means of a stream's gap and of the decode
+    worker's own step, CPU seconds per token by kind of process."""
 
     itl_s: float
     step_s: float
@@ -57,13 +59,26 @@ class ServedRound:
     cpu_s_per_token: dict[str, float]
 
 
-@dataclass(slots=True)
-class StreamTimes:
-    """All rounds."""
+@dataclass(frozen=True, slots=True)
+class AloneRound:
+    """One run of the engine alone: the mean step at full batch, and its CPU seconds per token."""
 
-    engine_step_s: list[float] = field(default_factory=list)
-    engine_cpu_s_per_token: list[float] = field(default_factory=list)
-    served: dict[Protocol, list[ServedRound]] = field(default_factory=lambda: {p: [] for p in Protocol})
+    step_s: float
+    cpu_s_per_token: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A served run and the engine alone just before and just after it, so that a drift of the machine cancels."""
+
+    served: ServedRound
+    before: AloneRound
+    after: AloneRound
+
+    @property
+    def alone_step_s(self) -> float:
+        """The engine's step at the time of the served run."""
+        return (self.before.step_s + self.after.step_s) / 2
 
 
 def stream_prompts(config: StreamsBenchConfig, vocab_size: int, run: int) -> list[tuple[int, ...]]:
@@ -75,14 +90,13 @@ def stream_prompts(config: StreamsBenchConfig, vocab_size: int, run: int) -> lis
     ]
 
 
-def engine_round(engine: OurEngine, prompts: list[tuple[int, ...]], config: StreamsBenchConfig) -> tuple[float, float]:
-    """Mean seconds of a decode step at full batch, and CPU seconds per token of the whole run."""
-    begin = time.process_time()
-    steps = engine.steps(prompts, config.output_tokens)
-    cpu_s = time.process_time() - begin
+def alone_round(engine: OurEngine, prompts: list[tuple[int, ...]], config: StreamsBenchConfig) -> AloneRound:
+    """All prompts at once through the engine in this process."""
+    steps = engine.steps(prompts, config.alone_tokens)
     full = [i for i, step in enumerate(steps) if step.num_answers == step.num_tokens == config.streams]
     first, last = steps[full[0] - 1], steps[full[-1]]
-    return (last.end_s - first.end_s) / len(full), cpu_s / (config.streams * config.output_tokens)
+    cpu_s = (last.cpu_s - first.cpu_s) / (len(full) * config.streams)
+    return AloneRound((last.end_s - first.end_s) / len(full), cpu_s)
 
 
 def served_round(
@@ -90,31 +104,35 @@ def served_round(
 ) -> ServedRound:
     """All streams at once over `protocol`."""
     way = Route.DISAGGREGATED if protocol is Protocol.GRPC else Route.ANY
-    requests = tuple(LoadRequest(prompt, config.output_tokens, way) for prompt in prompts)
+    requests = tuple(LoadRequest(prompt, config.served_tokens, way) for prompt in prompts)
     address = cluster.grpc if protocol is Protocol.GRPC else cluster.http
-    before = cluster.cpu_s()
     with Watch(cluster, config.scrape_s) as watch:
         answers = run_load(LoadPlan(protocol, address, cluster.model, config.streams, requests))
-    after = cluster.cpu_s()
-    num_tokens = sum(answer.num_tokens for answer in answers)
     times = [answer.times for answer in answers]
+    try:
+        itl_s, window_s = steady_itl_s(times), steady_window_s(times)
+    except ValueError as error:
+        raise LoadFailed(f"{protocol.value}: {error}") from error
+    first, last = looks_inside(watch.seen, window_s)
+    num_steps = last.num_steps - first.num_steps
+    num_tokens = num_steps * config.streams
     return ServedRound(
-        itl_s=steady_itl_s(times),
-        step_s=mean_step_s(watch.seen, steady_window_s(times)),
+        itl_s=itl_s,
+        step_s=(last.step_s - first.step_s) / num_steps,
         ttft_s=sum(answer.times.ttft_s for answer in answers) / len(answers),
-        cpu_s_per_token={kind: (after[kind] - before[kind]) / num_tokens for kind in after},
+        cpu_s_per_token={kind: (last.cpu_s[kind] - first.cpu_s[kind]) / num_tokens for kind in last.cpu_s},
     )
 
 
 class Watch:
-    """Asks the decode worker for its counters every `pause_s` while it is entered; `seen` has the answers."""
+    """Looks at the cluster's counters every `pause_s` while it is entered; `seen` has what it saw."""
 
     def __init__(self, cluster: ServedCluster, pause_s: float) -> None:
         self._cluster = cluster
         self._pause_s = pause_s
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
-        self.seen: list[EngineSteps] = []
+        self.seen: list[Look] = []
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -128,21 +146,20 @@ class Watch:
 
     def _look(self) -> None:
         while not self._over.wait(self._pause_s):
-            self.seen.append(self._cluster.engine_steps("decode"))
+            self.seen.append(self._cluster.look())
 
 
-def mean_step_s(seen: Sequence[EngineSteps], window_s: tuple[float, float]) -> float:
-    """The mean step between the first and the last look inside the window. LoadFailed when there are not two."""
+def looks_inside(seen: Sequence[Look], window_s: tuple[float, float]) -> tuple[Look, Look]:
+    """The first and the last look inside the window. LoadFailed when no step lies between them."""
     begin, end = window_s
     inside = [look for look in seen if begin <= look.at_s <= end]
-    num_steps = inside[-1].num_steps - inside[0].num_steps if inside else 0
-    if num_steps == 0:
-        raise LoadFailed("the streams ran side by side too briefly to look at the worker's steps twice")
-    return (inside[-1].step_s - inside[0].step_s) / num_steps
+    if not inside or inside[0].num_steps == inside[-1].num_steps:
+        raise LoadFailed("the streams ran side by side too briefly to look at the decode worker twice")
+    return inside[0], inside[-1]
 
 
 def run_streams(model: Path, cluster: ServedCluster, vocab_size: int, config: StreamsBenchConfig, say: Say) -> Report:
-    """Engine alone, gRPC and SSE in turns, after one run of each that does not count."""
+    """Engine alone and served in turns, over gRPC and SSE in turns; the first round does not count."""
     import torch
 
     from bench.ours import load_ours
@@ -150,73 +167,71 @@ def run_streams(model: Path, cluster: ServedCluster, vocab_size: int, config: St
     say("streams: loading the model for the engine alone")
     engine = load_ours(model, config.threads)
     torch.set_num_threads(config.threads)
-    times = StreamTimes()
-    run = 0
+    numbers = itertools.count()
+
+    def prompts() -> list[tuple[int, ...]]:
+        return stream_prompts(config, vocab_size, next(numbers))
+
+    pairs: dict[Protocol, list[Pair]] = {protocol: [] for protocol in Protocol}
     for number in range(config.rounds + 1):
         say(f"streams: round {number} of {config.rounds}" if number else "streams: warming up")
-        step_s, cpu_s = engine_round(engine, stream_prompts(config, vocab_size, run), config)
-        rounds = {}
+        before = alone_round(engine, prompts(), config)
         for protocol in Protocol:
-            run += 1
-            rounds[protocol] = served_round(cluster, protocol, stream_prompts(config, vocab_size, run), config)
-        run += 1
-        if number:
-            times.engine_step_s.append(step_s)
-            times.engine_cpu_s_per_token.append(cpu_s)
-            for protocol, served in rounds.items():
-                times.served[protocol].append(served)
-    return streams_report(times, cluster.model, config)
+            served = served_round(cluster, protocol, prompts(), config)
+            after = alone_round(engine, prompts(), config)
+            if number:
+                pairs[protocol].append(Pair(served, before, after))
+            before = after
+    return streams_report(pairs, cluster.model, config)
 
 
-def streams_report(times: StreamTimes, model: str, config: StreamsBenchConfig) -> Report:
-    """Added time per token over each protocol against the bar, and CPU per token of every process."""
-    engine = spread(times.engine_step_s, 1e3)
-    measures = [measure(f"engine alone, step at batch {config.streams}", "ms", engine)]
-    verdicts, notes = [], []
-    for protocol, rounds in times.served.items():
-        served = spread([r.itl_s for r in rounds], 1e3)
-        added = Spread(tuple(s - e for s, e in zip(served.runs, engine.runs, strict=True)))
-        name = protocol.value
-        measures.append(measure(f"{name}: gap between a stream's tokens", "ms", served))
-        measures += _added_measures(name, served, spread([r.step_s for r in rounds], 1e3), engine)
-        measures.append(measure(f"{name}: added to each stream's gap", "ms", added))
-        measures.append(measure(f"{name}: the same per token made", "ms", spread(added.runs, 1 / config.streams)))
-        measures.append(
-            measure(f"{name}: TTFT, all {config.streams} at once", "ms", spread([r.ttft_s for r in rounds], 1e3))
-        )
-        measures += _cpu_measures(name, rounds)
-        verdicts.append(Verdict(f"added per streamed token, {name}", added.median, "ms", ADDED_BAR_MS, False))
-    measures.append(measure("engine alone: CPU per token", "ms", spread(times.engine_cpu_s_per_token, 1e3)))
-    notes.append(
-        "CPU per token of the prefill and decode workers has the model's arithmetic in it; the engine alone shows how much."
-    )
+def streams_report(pairs: dict[Protocol, list[Pair]], model: str, config: StreamsBenchConfig) -> Report:
+    """Added time per token over each protocol against the bar, its parts, and CPU per token of every process."""
+    measures, verdicts = [], []
+    for protocol, runs in pairs.items():
+        added = spread([p.served.itl_s - p.alone_step_s for p in runs], 1e3)
+        measures += _time_measures(protocol.value, runs, added, config)
+        measures += _cpu_measures(protocol.value, runs)
+        verdicts.append(Verdict(f"added per streamed token, {protocol.value}", added.median, "ms", ADDED_BAR_MS, False))
     return Report(
         name="streams",
         title=f"What serving adds to a token at {config.streams} streams",
-        command=f"python -m bench streams --streams {config.streams} --rounds {config.rounds}",
+        command=f"python -m bench streams --rounds {config.rounds}",
         method=f"{model}, {config.threads} thread a worker; {config.streams} prompts of {config.prompt_tokens} tokens, "
-        f"{config.output_tokens} tokens each. Served gap: mean over the time in which every stream was streaming, taken "
-        "by a client process on the same cores. Engine alone: `Engine.step` at the same batch and contexts. Added: "
-        "served gap - engine step, run by run.",
+        f"{config.served_tokens} tokens each. Gap between a stream's tokens: mean over the time in which every stream was "
+        "streaming, taken by a client process on the same cores. Engine alone: `Engine.step` at the same batch and "
+        "contexts, mean of the runs just before and after. Added: the gap minus the engine's step alone, run by run; it is "
+        "the sum of what lies between two steps and of what the step itself takes longer.",
         measures=tuple(measures),
         verdicts=tuple(verdicts),
-        notes=tuple(notes),
+        notes=(
+            "CPU of the decode worker has the model's arithmetic in it; 'CPU added' is all processes together less the "
+            "engine alone.",
+        ),
     )
 
 
-def _added_measures(name: str, served: Spread, step: Spread, engine: Spread) -> list[Measure]:
-    """The two parts of what is added, run by run."""
-    between = tuple(gap - own for gap, own in zip(served.runs, step.runs, strict=True))
-    slower = tuple(own - alone for own, alone in zip(step.runs, engine.runs, strict=True))
+def _time_measures(name: str, runs: list[Pair], added: Spread, config: StreamsBenchConfig) -> list[Measure]:
+    """The gap, the engine's step, and what is between them in its parts."""
+
+    def row(what: str, seconds: list[float]) -> Measure:
+        return measure(f"{name}: {what}", "ms", spread(seconds, 1e3))
+
     return [
-        Measure(f"{name}: added between two steps", "ms", between),
-        Measure(f"{name}: added to the step itself", "ms", slower),
+        row(f"engine alone, step at batch {config.streams}", [p.alone_step_s for p in runs]),
+        row("gap between a stream's tokens", [p.served.itl_s for p in runs]),
+        measure(f"{name}: added to each token", "ms", added),
+        row("of it between two steps", [p.served.itl_s - p.served.step_s for p in runs]),
+        row("of it in the step itself", [p.served.step_s - p.alone_step_s for p in runs]),
+        measure(f"{name}: added, per token made", "ms", spread(added.runs, 1 / config.streams)),
+        row(f"TTFT, all {config.streams} at once", [p.served.ttft_s for p in runs]),
     ]
 
 
-def _cpu_measures(name: str, rounds: list[ServedRound]) -> list[Measure]:
-    kinds = rounds[0].cpu_s_per_token
-    return [
-        measure(f"{name}: CPU per token, {kind}", "ms", spread([r.cpu_s_per_token[kind] for r in rounds], 1e3))
-        for kind in kinds
-    ]
+def _cpu_measures(name: str, runs: list[Pair]) -> list[Measure]:
+    by_kind = {kind: [p.served.cpu_s_per_token[kind] for p in runs] for kind in runs[0].served.cpu_s_per_token}
+    rows = {f"CPU per token, {kind}": values for kind, values in by_kind.items()}
+    alone = [(p.before.cpu_s_per_token + p.after.cpu_s_per_token) / 2 for p in runs]
+    rows["CPU per token, engine alone"] = alone
+    rows["CPU added per token"] = [sum(p.served.cpu_s_per_token.values()) - a for p, a in zip(runs, alone, strict=True)]
+    return [measure(f"{name}: {what}", "ms", spread(values, 1e3)) for what, values in rows.items()]
