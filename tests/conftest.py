@@ -1,5 +1,7 @@
 """What tests of every kind share."""
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,3 +13,13 @@ from engine.models.store import resolve_model
 def smollm2_dir() -> Path:
     """The real model, fetched and converted once per machine into the usual cache."""
     return resolve_model("smollm2-135m-instruct", None, print)
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """A test that runs a process's set-up in this process must not leave its log handlers to the next."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
