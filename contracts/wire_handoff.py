@@ -30,6 +30,7 @@ _STATE_TO_PB = {
     WorkerState.STARTING: registry_pb2.WORKER_STATE_STARTING,
     WorkerState.READY: registry_pb2.WORKER_STATE_READY,
     WorkerState.DRAINING: registry_pb2.WORKER_STATE_DRAINING,
+    WorkerState.STALLED: registry_pb2.WORKER_STATE_STALLED,
 }
 _STATE_FROM_PB = {value: key for key, value in _STATE_TO_PB.items()}
 
@@ -308,5 +309,5 @@ def worker_load_from_pb(message: registry_pb2.WorkerLoad) -> WorkerLoad:
     """Raises InvalidRequest when the state is not said."""
     state = _STATE_FROM_PB.get(message.state)
     if state is None:
-        raise InvalidRequest("load.state", message.state, "must be starting, ready or draining")
+        raise InvalidRequest("load.state", message.state, "must be starting, ready, draining or stalled")
     return WorkerLoad(state, message.num_waiting, message.num_running, message.num_queued_tokens, message.kv_usage)

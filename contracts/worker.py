@@ -20,10 +20,11 @@ class WorkerKind(StrEnum):
 
 
 class WorkerState(StrEnum):
-    """starting ──▶ ready ──▶ draining ──▶ gone"""
+    """starting ──▶ ready ◀──▶ stalled (has work, makes no progress); ready ──▶ draining ──▶ gone"""
 
     STARTING = "starting"
     READY = "ready"
+    STALLED = "stalled"
     DRAINING = "draining"
     GONE = "gone"
 

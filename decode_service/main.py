@@ -27,7 +27,7 @@ from kv_transfer.region import SharedRegion
 from observability.log import get_logger
 from observability.worker_metrics import WorkerMetrics
 from rpc.announce import Announcer, GrpcRegistryClient
-from rpc.lifecycle import Lifecycle
+from rpc.lifecycle import Lifecycle, honest_load
 from rpc.process import MetricsPort, StopSignals, in_daemon_thread
 from rpc.server import RpcServer
 
@@ -94,7 +94,10 @@ async def _serve(
         num_blocks=runner.num_blocks,
     )
     announcers = [
-        Announcer(GrpcRegistryClient(router), info, worker.load, clock, config.announce) for router in config.routers
+        Announcer(
+            GrpcRegistryClient(router), info, lambda: honest_load(worker, config.lifecycle), clock, config.announce
+        )
+        for router in config.routers
     ]
     log.info("serving", address=info.address, blocks=info.num_blocks, connectors=",".join(info.connectors))
     await Lifecycle(worker, server, announcers, clock, config.lifecycle).run(signals)

@@ -28,7 +28,7 @@ from prefill_service.peer import PeerPool
 from prefill_service.servicer import SERVICE_NAME, PrefillServicer
 from prefill_service.worker import PrefillWorker
 from rpc.announce import Announcer, GrpcRegistryClient
-from rpc.lifecycle import Lifecycle
+from rpc.lifecycle import Lifecycle, honest_load
 from rpc.process import MetricsPort, StopSignals, in_daemon_thread
 from rpc.server import RpcServer
 
@@ -92,7 +92,10 @@ async def _serve(
         num_blocks=runner.num_blocks,
     )
     announcers = [
-        Announcer(GrpcRegistryClient(router), info, worker.load, clock, config.announce) for router in config.routers
+        Announcer(
+            GrpcRegistryClient(router), info, lambda: honest_load(worker, config.lifecycle), clock, config.announce
+        )
+        for router in config.routers
     ]
     log.info("serving", address=info.address, blocks=info.num_blocks, connectors=",".join(info.connectors))
     await Lifecycle(worker, server, announcers, clock, config.lifecycle).run(signals)

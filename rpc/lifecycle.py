@@ -1,7 +1,7 @@
 """One life of a served worker: from a loaded model to exit, the same for both pools.
 
     run ──▶ started, announced ──signal──▶ left, draining (refuses new work, finishes what it has, bounded) ──▶ stopped
-                  │  └─ stalled > stall_limit_s with work: NOT_SERVING until it moves again
+                  │  └─ stalled > stall_limit_s with work: NOT_SERVING, announced as such, until it moves
                   └─ worker.fatal ──▶ NOT_SERVING, calls cancelled, FatalError
 
 Does not know what the worker does.
@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from contracts.clock import Clock
-from contracts.worker import WorkerLoad
+from contracts.worker import WorkerLoad, WorkerState
 from observability.log import get_logger
 from rpc.announce import Announcer
 from rpc.process import FatalError, StopSignals
@@ -58,6 +58,13 @@ class LifecycleConfig:
     stall_limit_s: float = 5.0
     stall_check_s: float = 0.5
     grace_s: float = 2.0
+
+
+def honest_load(worker: ServedWorker, config: LifecycleConfig) -> WorkerLoad:
+    """The worker's load as a registry should hear it: a ready worker that does not move is called stalled."""
+    load = worker.load()
+    stalled = load.state is WorkerState.READY and worker.stalled_s() > config.stall_limit_s
+    return replace(load, state=WorkerState.STALLED) if stalled else load
 
 
 class Lifecycle:

@@ -104,7 +104,7 @@ def test_hand_off_messages_round_trip():
 def test_worker_messages_round_trip():
     info = WorkerInfo(P, WorkerKind.PREFILL, "h:1", "m", LAYOUT, ("shm", "tcp"), 128, 64)
     assert wire_handoff.worker_info_from_pb(wire_handoff.worker_info_to_pb(info)) == info
-    load = WorkerLoad(WorkerState.DRAINING, 1, 2, 3, 0.5)
+    load = WorkerLoad(WorkerState.STALLED, 1, 2, 3, 0.5)
     assert wire_handoff.worker_load_from_pb(wire_handoff.worker_load_to_pb(load)) == load
 
 

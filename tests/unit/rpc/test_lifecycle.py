@@ -13,10 +13,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from contracts.clock import MonotonicClock
 from contracts.kv_layout import KVLayout
-from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
+from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef, WorkerState
 from rpc.announce import Announcer
 from rpc.channel import open_channel
-from rpc.lifecycle import Lifecycle, LifecycleConfig
+from rpc.lifecycle import Lifecycle, LifecycleConfig, honest_load
 from rpc.process import FatalError, StopSignals
 from rpc.server import RpcServer, ServerConfig
 
@@ -136,3 +136,11 @@ async def health(life: Life) -> int:
     async with open_channel(f"127.0.0.1:{life.server.port}") as channel:
         answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         return int(answer.status)
+
+
+async def test_a_worker_that_does_not_move_says_so_to_registries() -> None:
+    worker, config = Worker(), LifecycleConfig(stall_limit_s=5.0)
+    worker.stalled = 4.9
+    assert honest_load(worker, config).state is WorkerState.READY
+    worker.stalled = 5.1
+    assert honest_load(worker, config).state is WorkerState.STALLED

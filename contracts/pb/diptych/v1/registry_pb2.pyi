@@ -58,6 +58,8 @@ class _WorkerStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """Takes work."""
     WORKER_STATE_DRAINING: _WorkerState.ValueType  # 3
     """Finishes what it has."""
+    WORKER_STATE_STALLED: _WorkerState.ValueType  # 4
+    """Has work and makes no progress; takes no new work until it moves again."""
 
 class WorkerState(_WorkerState, metaclass=_WorkerStateEnumTypeWrapper):
     """The state of a worker."""
@@ -70,6 +72,8 @@ WORKER_STATE_READY: WorkerState.ValueType  # 2
 """Takes work."""
 WORKER_STATE_DRAINING: WorkerState.ValueType  # 3
 """Finishes what it has."""
+WORKER_STATE_STALLED: WorkerState.ValueType  # 4
+"""Has work and makes no progress; takes no new work until it moves again."""
 Global___WorkerState: typing_extensions.TypeAlias = WorkerState
 
 @typing.final
