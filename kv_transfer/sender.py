@@ -12,36 +12,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 from contracts.errors import (
-    DeadlineExceeded,
     DiptychError,
-    HandoffError,
     InternalError,
-    NoRoom,
     RequestCancelled,
     TransferFailed,
-    Unavailable,
     UnknownHandoff,
 )
 from contracts.request import GenerationRequest, TokenLogprob
 from contracts.ticket import AbortRequest, Grant, RenewRequest, ReserveRequest, Ticket
 from contracts.worker import WorkerRef
+from kv_transfer.asking import NO_ANSWER, Asker
 from kv_transfer.blocks import Pusher
 from kv_transfer.config import SenderConfig
-from kv_transfer.endings import run_to_end, until_done, within
+from kv_transfer.endings import run_to_end, until_done
 from kv_transfer.handoff import SOURCE_TABLE, SourceAction, SourceEvent, SourceState, step
 from kv_transfer.links import Link, Links
 from kv_transfer.peer import HandoffPeer
 from observability.stages import HandoffStats, StageTimes
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
-
-NO_ANSWER = (Unavailable, DeadlineExceeded, TimeoutError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +73,7 @@ class Sender:
         self._links = links
         self._config = config
         self._clock = links.side.clock
+        self._asker = Asker(facts.decode.worker_id, self._clock, config)
         self._state = SourceState.COMPUTING
         self._pusher = Pusher(links.side, facts.num_tokens, config)
         self._result: asyncio.Future[PrefillResult] | None = None
@@ -176,12 +170,12 @@ class Sender:
 
     async def _run(self, result: asyncio.Future[PrefillResult]) -> HandoffStats:
         deadline = self._clock.now() + self._config.reserve_timeout_s
-        link = await self._until_answer(lambda: self._links.get(self._peer, self._facts.decode), deadline)
+        link = await self._asker.until_answer(lambda: self._links.get(self._peer, self._facts.decode), deadline)
         facts = self._facts
         request = ReserveRequest(
             facts.handoff_id, self._links.side.ref, facts.decode, facts.num_tokens, facts.block_hashes
         )
-        grant = await self._until_answer(lambda: self._call(self._peer.reserve(request)), deadline)
+        grant = await self._asker.until_answer(lambda: self._asker.once(self._peer.reserve(request)), deadline)
         self._on(SourceEvent.GRANTED)
         heartbeat = asyncio.ensure_future(self._keep_lease(self._clock.now() + grant.lease_s))
         try:
@@ -198,7 +192,7 @@ class Sender:
             raise
         ticket = self._ticket(await asyncio.shield(result), stats)
         deadline = self._clock.now() + self._config.commit_timeout_s
-        await self._until_answer(lambda: self._call(self._peer.commit(ticket)), deadline)
+        await self._asker.until_answer(lambda: self._asker.once(self._peer.commit(ticket)), deadline)
         return stats
 
     def _ticket(self, result: PrefillResult, stats: HandoffStats) -> Ticket:
@@ -216,27 +210,6 @@ class Sender:
             stages=stages,
         )
 
-    async def _call(self, message: Coroutine[None, None, T]) -> T:
-        return await within(self._clock, self._config.call_timeout_s, message)
-
-    async def _until_answer(self, ask: Callable[[], Coroutine[None, None, T]], deadline_s: float) -> T:
-        """Ask again while there is no room or no answer, until the deadline. Every other error is the answer."""
-        pause_s = self._config.reserve_backoff_s
-        while True:
-            failure: HandoffError
-            wait_s = pause_s
-            try:
-                return await ask()
-            except NoRoom as error:
-                failure = error
-                wait_s = max(pause_s, error.retry_after_s)
-            except NO_ANSWER as error:
-                failure = TransferFailed(f"{self._facts.decode.worker_id} does not answer: {error}")
-            if self._clock.now() + wait_s > deadline_s:
-                raise failure
-            await self._clock.sleep(wait_s)
-            pause_s = min(2 * pause_s, self._config.max_backoff_s)
-
     async def _keep_lease(self, deadline_s: float) -> None:
         """Renew until cancelled; a lease that is lost, or cannot be renewed in time, ends the work."""
         facts = self._facts
@@ -245,7 +218,7 @@ class Sender:
             await self._clock.sleep(self._config.renew_every_s)
             asked_at = self._clock.now()
             try:
-                answer = await self._call(self._peer.renew(request))
+                answer = await self._asker.once(self._peer.renew(request))
             except NO_ANSWER as error:
                 if self._clock.now() < deadline_s:
                     logger.info("hand-off %s: lease not renewed yet: %s", facts.handoff_id, error)

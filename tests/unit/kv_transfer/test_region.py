@@ -26,6 +26,14 @@ def test_memory_is_zeroed_writable_and_mapped_by_its_descriptor():
         assert region.buffer[0] == 8
 
 
+def test_populated_memory_is_there_and_still_zero():
+    with SharedRegion(64 * mmap.PAGESIZE) as region:
+        assert os.fstat(region.fd).st_blocks == 0
+        region.populate()
+        assert os.fstat(region.fd).st_blocks * 512 == 64 * mmap.PAGESIZE
+        assert not any(region.buffer)
+
+
 def test_nobody_can_resize_it_under_a_mapping():
     with SharedRegion(4096) as region:
         for size in (0, 8192):
