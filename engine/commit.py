@@ -1,5 +1,6 @@
 """What follows from a step: counters move, full blocks are published, tokens go out, requests end or go on elsewhere.
 
+    computed ─▶ a fault, a deadline ─▶ blocks freed ─▶ delta(error); the rest of the step goes on
     computed ─▶ published ─▶ token? ─▶ ends: blocks freed ─▶ delta(finish_reason)
                                    ├▶ retains its KV      ─▶ delta + Retained(lease)
                                    └▶ stays               ─▶ delta
@@ -71,21 +72,15 @@ class Committer:
         """End every request whose deadline has passed."""
         for request in self._roster.expired(now_s):
             message = f"deadline of {request.facts.deadline_s:g} s passed after {request.num_output_tokens} tokens"
-            news.deltas.append(
-                TokenDelta(
-                    request.request_id,
-                    request.num_output_tokens,
-                    finish_reason=FinishReason.ERROR,
-                    error=ErrorInfo(ErrorCode.DEADLINE_EXCEEDED, message, retryable=False),
-                    stages=request.stages(now_s),
-                )
-            )
-            self.drop(request)
+            self._end_badly(news, request, ErrorCode.DEADLINE_EXCEEDED, message, now_s)
 
     def commit(self, news: News, shares: Sequence[Share], sampled: Sequence[SampledToken], now_s: float) -> None:
         """Take the runner's results, one per share in the same order."""
         for share, result in zip(shares, sampled, strict=True):
             request = share.request
+            if result.fault is not None:
+                self._end_badly(news, request, ErrorCode.INTERNAL, result.fault, now_s)
+                continue
             if (result.token_id is not None) != (share.num_tokens == request.num_uncomputed_tokens):
                 raise RuntimeError(f"the runner's result for {request.request_id} does not match what was scheduled")
             request.num_computed_tokens += share.num_tokens
@@ -95,6 +90,18 @@ class Committer:
                 news.progress.append(_progress(share))
             if result.token_id is not None:
                 self._take_token(news, request, result, result.token_id, now_s)
+
+    def _end_badly(self, news: News, request: Request, code: ErrorCode, message: str, now_s: float) -> None:
+        """It ends with an error of its own; the others of its step go on."""
+        delta = TokenDelta(
+            request.request_id,
+            request.num_output_tokens,
+            finish_reason=FinishReason.ERROR,
+            error=ErrorInfo(code, message, retryable=code is ErrorCode.INTERNAL),
+            stages=request.stages(now_s),
+        )
+        news.deltas.append(delta)
+        self.drop(request)
 
     def _take_token(self, news: News, request: Request, result: SampledToken, token_id: int, now_s: float) -> None:
         is_first = request.first_token_s is None

@@ -88,7 +88,12 @@ OPTIONS = (
     ),
     option("--top-p", section="Sampling", type=float, help="Nucleus, above 0 to 1. [default: the model's, else 1]"),
     option("--min-p", section="Sampling", type=float, help="Least share of the likeliest token's probability, 0 to 1."),
-    option("--repetition-penalty", section="Sampling", type=float, help="1 is none. [default: the model's, else 1]"),
+    option(
+        "--repetition-penalty",
+        section="Sampling",
+        type=float,
+        help="0.01 to 100; 1 is none. [default: the model's, else 1]",
+    ),
     option("--presence-penalty", section="Sampling", type=float, default=0.0, help="-2 to 2."),
     option("--frequency-penalty", section="Sampling", type=float, default=0.0, help="-2 to 2."),
     option("--seed", section="Sampling", type=int, default=0, help="Same seed, same prompt: same answer."),

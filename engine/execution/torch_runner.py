@@ -7,6 +7,8 @@ Does not know leases, scheduling or where the KV memory comes from.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -75,9 +77,7 @@ class TorchRunner:
                 results[index] = token
         for prompt in inputs.prompts:
             made = results[prompt.index]
-            results[prompt.index] = SampledToken(
-                made.token_id, made.logprob, self._prompt_logprobs(batch, prompt, hidden)
-            )
+            results[prompt.index] = replace(made, prompt_logprobs=self._prompt_logprobs(batch, prompt, hidden))
         return tuple(results)
 
     def logits(self, batch: ScheduledBatch) -> Tensor:

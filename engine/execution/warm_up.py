@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 
+from contracts.errors import ModelLoadError
 from contracts.sampling import SamplingParams
 from engine.execution.interface import ModelRunner, ScheduledBatch, ScheduledRequest
 
@@ -17,16 +18,25 @@ _PROMPT_TOKENS = 64
 
 
 def warm_up(runner: ModelRunner, max_num_seqs: int) -> None:
-    """Run a prompt and decode steps of 1, 2, 4, … rows; writes into the first blocks, which hold nothing yet."""
+    """Run a prompt and decode steps of 1, 2, 4, … rows; writes into the first blocks, which hold nothing yet.
+
+    Raises ModelLoadError when the model's numbers are not finite: such a worker could only answer with errors.
+    """
     begun = time.monotonic()
     block_size = runner.layout.block_size
     num_tokens = min(_PROMPT_TOKENS, runner.num_blocks * block_size, runner.max_model_len - 1)
-    runner.execute(prompt_batch(num_tokens, block_size))
+    _run(runner, prompt_batch(num_tokens, block_size))
     rows = 1
     while rows <= min(max_num_seqs, runner.num_blocks):
-        runner.execute(decode_batch(rows))
+        _run(runner, decode_batch(rows))
         rows *= 2
     _log.info("warm-up took %.1f s", time.monotonic() - begun)
+
+
+def _run(runner: ModelRunner, batch: ScheduledBatch) -> None:
+    for result in runner.execute(batch):
+        if result.fault is not None:
+            raise ModelLoadError(f"the model's weights give no tokens: {result.fault}")
 
 
 def prompt_batch(num_tokens: int, block_size: int) -> ScheduledBatch:

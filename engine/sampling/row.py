@@ -42,10 +42,12 @@ class SamplingRow(Protocol):
 class SampledToken:
     """What a request got out of a step.
 
-    `token_id` is None when the request's prompt is not finished yet. `prompt_logprobs` has one entry per prompt position
+    `token_id` is None when the request's prompt is not finished yet, or when no token can be taken from its logits: then
+    `fault` says why, and the request must end. `prompt_logprobs` has one entry per prompt position
     that this step made known (positions num_computed + 1 … of the prompt), when asked for.
     """
 
     token_id: int | None
     logprob: TokenLogprob | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    fault: str | None = None

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from contracts.errors import InternalError
 from engine.sampling.choice import choose
 from engine.sampling.logprobs import token_logprob
 from engine.sampling.penalties import adjust, changes_logits
@@ -38,8 +37,8 @@ class Sampler:
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> tuple[SampledToken, ...]:
         """The next token of each row, in their order; `logits` is [len(rows), vocab_size], any float type, not changed.
 
-        Raises InternalError when a row's largest logit is NaN or infinite: the model's numbers are broken, and any token
-        taken from them would be a lie.
+        A row whose largest logit is NaN or infinite gets a fault instead of a token, which would be a lie; the other rows
+        get theirs all the same.
         """
         if logits.shape != (len(rows), self._vocab_size):
             raise ValueError(f"logits are {tuple(logits.shape)}, expected ({len(rows)}, {self._vocab_size})")
@@ -47,8 +46,8 @@ class Sampler:
         plain = [index for index, row in enumerate(rows) if _is_plain(row)]
         if plain:
             picked = logits if len(plain) == len(rows) else logits[plain]
-            for index, token_id in zip(plain, _likeliest(picked, [rows[i] for i in plain]), strict=True):
-                results[index] = SampledToken(token_id)
+            for index, likeliest in zip(plain, _likeliest(picked, [rows[i] for i in plain]), strict=True):
+                results[index] = likeliest
         return tuple(
             result if result is not None else self._sample_alone(logits[index], rows[index])
             for index, result in enumerate(results)
@@ -57,7 +56,10 @@ class Sampler:
     def _sample_alone(self, raw: Tensor, row: SamplingRow) -> SampledToken:
         params = row.sampling
         logits = adjust(raw, row, self._eos_token_ids) if changes_logits(row) else raw.to(torch.float32)
-        token_id = _likeliest(logits.unsqueeze(0), [row])[0]
+        likeliest = _likeliest(logits.unsqueeze(0), [row])[0]
+        token_id = likeliest.token_id
+        if token_id is None:
+            return likeliest
         if not _is_greedy(row):
             token_id = choose(logits, params, uniform(params.seed, len(row.token_ids), Purpose.TOKEN))
         if params.logprobs is None:
@@ -73,13 +75,12 @@ def _is_plain(row: SamplingRow) -> bool:
     return _is_greedy(row) and row.sampling.logprobs is None and not changes_logits(row)
 
 
-def _likeliest(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+def _likeliest(logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
     # max, not argmax: on bfloat16 argmax takes four times as long. Both give the first of equal values.
     values, ids = logits.max(dim=-1)
-    for value, row in zip(values.tolist(), rows, strict=True):
-        if not math.isfinite(value):
-            raise InternalError(
-                f"request {row.request_id}: the largest logit at position {len(row.token_ids)} is {value}, not finite"
-            )
-    token_ids: list[int] = ids.tolist()
-    return token_ids
+    return [
+        SampledToken(token_id)
+        if math.isfinite(value)
+        else SampledToken(None, fault=f"the largest logit at position {len(row.token_ids)} is {value}, not finite")
+        for value, token_id, row in zip(values.tolist(), ids.tolist(), rows, strict=True)
+    ]

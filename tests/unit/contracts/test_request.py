@@ -28,6 +28,7 @@ def test_a_good_request_passes():
         ("top_k", -1),
         ("min_p", -0.5),
         ("repetition_penalty", 0.0),
+        ("repetition_penalty", 1e-300),
         ("presence_penalty", 2.1),
         ("frequency_penalty", -2.1),
         ("max_tokens", 0),

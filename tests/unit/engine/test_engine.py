@@ -421,6 +421,25 @@ def test_a_step_without_anything_to_do_says_so(make_engine):
 # Faults of ours are loud
 
 
+@pytest.mark.parametrize("retain_kv", [False, True])
+def test_a_token_that_cannot_be_sampled_ends_its_request_alone(make_request, run, model, clock, retain_kv):
+    class Broken(FakeRunner):
+        def execute(self, batch):
+            results = super().execute(batch)
+            pairs = zip(batch.requests, results, strict=True)
+            return tuple(SampledToken(None, fault="broken") if r.request_id == "bad" else s for r, s in pairs)
+
+    engine = Engine(Broken(model, 16), EngineConfig(), clock)
+    engine.admit(make_request("bad"), retain_kv=retain_kv)
+    engine.admit(make_request("good"))
+    deltas = run(engine)
+    assert tokens_of(deltas["good"]) == expected_tokens(make_request("good"), model)
+    (last,) = deltas["bad"]
+    assert (last.finish_reason, last.token_ids) == (FinishReason.ERROR, ())
+    assert (last.error.code, last.error.message) == (ErrorCode.INTERNAL, "broken")
+    assert engine.load().kv_usage == 0.0
+
+
 def test_a_runner_that_answers_what_it_was_not_asked_is_an_error(make_request, model, clock):
     class Liar(FakeRunner):
         def execute(self, batch):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from contracts.errors import ConfigError, ModelLoadError
 from engine.build import ModelRuntimeConfig, load
@@ -79,3 +81,14 @@ def test_a_pool_smaller_than_the_context_cuts_it_and_says_so(caplog: pytest.LogC
 def test_importing_build_loads_no_torch() -> None:
     code = "import sys, engine, engine.build; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_weights_that_give_no_tokens_are_refused_when_they_are_loaded(tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(MODEL / name, tmp_path)
+    tensors = load_file(MODEL / "model.safetensors")
+    tensors["model.norm.weight"][0] = float("nan")
+    save_file(tensors, tmp_path / "model.safetensors")
+    model = load(ModelRuntimeConfig(tmp_path, threads=1))
+    with pytest.raises(ModelLoadError, match="not finite"):
+        model.runner(memoryview(bytearray(4 * model.layout.block_bytes)), 4)

@@ -5,10 +5,9 @@ import math
 import pytest
 import torch
 
-from contracts.errors import InternalError
 from engine.sampling.logprobs import prompt_logprobs, token_logprob
 from engine.sampling.random import uniform
-from engine.sampling.sampler import Sampler
+from engine.sampling.sampler import GREEDY_TEMPERATURE, Sampler
 
 VOCAB = 50
 EOS = 2
@@ -183,16 +182,41 @@ def test_prompt_logprobs_are_the_token_logprobs_of_each_row():
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_broken_logits_are_said_aloud(sampler, logits, make_row, temperature, bad):
+def test_broken_logits_are_said_aloud_by_their_row_alone(sampler, logits, make_row, temperature, bad):
+    rows = [make_row(temperature=temperature)] * 2
+    whole = sampler.sample(logits.repeat(2, 1), rows)
     logits = logits.repeat(2, 1)
     logits[1, 7] = bad
-    with pytest.raises(InternalError, match="not finite"):
-        sampler.sample(logits, [make_row(temperature=temperature)] * 2)
+    good, broken = sampler.sample(logits, rows)
+    assert good == whole[0]
+    assert (broken.token_id, broken.logprob) == (None, None)
+    assert "not finite" in broken.fault
 
 
 def test_a_ban_on_every_token_is_said_aloud(make_row):
-    with pytest.raises(InternalError, match="not finite"):
-        Sampler(2, frozenset({0})).sample(torch.zeros(1, 2), [make_row(prompt=(1,), min_tokens=1, stop_token_ids=(1,))])
+    row = make_row(prompt=(1,), min_tokens=1, stop_token_ids=(1,))
+    (banned,) = Sampler(2, frozenset({0})).sample(torch.zeros(1, 2), [row])
+    assert banned.token_id is None
+    assert "not finite" in banned.fault
+
+
+@pytest.mark.parametrize("penalty", [0.01, 100.0])
+def test_no_bounded_parameter_makes_logits_infinite(make_row, penalty):
+    """Each bound at its end, on logits far beyond any model's, twenty times the same token in the output."""
+    row = make_row(
+        output=(1,) * 20,
+        repetition_penalty=penalty,
+        frequency_penalty=-2.0,
+        presence_penalty=-2.0,
+        logit_bias=((1, 100.0), (2, -100.0)),
+        temperature=GREEDY_TEMPERATURE,
+        logprobs=0,
+    )
+    row.sampling.validate(VOCAB)
+    logits = torch.linspace(-1e6, 1e6, VOCAB).unsqueeze(0)
+    (sampled,) = Sampler(VOCAB, frozenset()).sample(logits, [row])
+    assert sampled.fault is None
+    assert math.isfinite(sampled.logprob.logprob)
 
 
 def test_logits_of_another_shape_are_refused(sampler, make_row):

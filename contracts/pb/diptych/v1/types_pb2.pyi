@@ -101,7 +101,7 @@ class SamplingParams(google.protobuf.message.Message):
     min_p: builtins.float
     """Only tokens at least this likely relative to the likeliest; 0 to 1. Default 0."""
     repetition_penalty: builtins.float
-    """Divides positive and multiplies negative logits of tokens seen in prompt or output; above 0. Default 1."""
+    """Divides positive and multiplies negative logits of tokens seen in prompt or output; 0.01 to 100. Default 1."""
     presence_penalty: builtins.float
     """Taken once from the logit of each token already in the output; -2 to 2. Default 0."""
     frequency_penalty: builtins.float
