@@ -2,21 +2,23 @@
 
     PeerPool.peer(ref, address) ──▶ GrpcPeer      one channel per life of a decode worker
 
-A decode worker's new epoch gets a new peer; the old one is closed when its calls have had time to end. Sets no time limits:
-the sender bounds every call. Does not know what a hand-off is for.
+A decode worker's new epoch gets a new peer. Hand-offs that began with the old one still talk through it, and are refused by
+the new life at once; so it is closed only after `grace_s`. Sets no time limits: the sender bounds every call. Does not know
+what a hand-off is for.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
 
 import grpc
 
 from contracts import wire_handoff
-from contracts.errors import InternalError, NoRoom
+from contracts.clock import Clock
+from contracts.errors import InternalError, NoRoom, WorkerLost
 from contracts.pb.diptych.v1 import handoff_pb2, handoff_pb2_grpc
 from contracts.ticket import (
     AbortRequest,
@@ -32,6 +34,8 @@ from contracts.worker import WorkerRef
 from kv_transfer.peer import HandoffPeer
 from rpc.channel import ChannelConfig, open_channel
 from rpc.errors import from_rpc_error
+
+T = TypeVar("T")
 
 
 class PeerSource(Protocol):
@@ -52,22 +56,19 @@ class GrpcPeer:
     def __init__(self, decode: WorkerRef, address: str, channel_config: ChannelConfig | None = None) -> None:
         self.decode = decode
         self._name = f"decode worker {decode.worker_id}"
+        self._closed = False
         self._channel = open_channel(address, channel_config)
         self._stub = handoff_pb2_grpc.HandoffStub(self._channel)
 
     async def connect(self, request: ConnectRequest) -> ConnectResponse:
         """See HandoffPeer."""
-        try:
-            return wire_handoff.connected_from_pb(await self._stub.Connect(wire_handoff.connect_to_pb(request)))
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, self._name) from error
+        message = wire_handoff.connect_to_pb(request)
+        return wire_handoff.connected_from_pb(await self._answer(lambda: self._stub.Connect(message)))
 
     async def reserve(self, request: ReserveRequest) -> Grant:
         """See HandoffPeer."""
-        try:
-            answer = await self._stub.Reserve(wire_handoff.reserve_to_pb(request))
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, self._name) from error
+        message = wire_handoff.reserve_to_pb(request)
+        answer = await self._answer(lambda: self._stub.Reserve(message))
         match answer.WhichOneof("answer"):
             case "grant":
                 return wire_handoff.grant_from_pb(answer.grant)
@@ -79,28 +80,29 @@ class GrpcPeer:
     async def commit(self, ticket: Ticket) -> int:
         """See HandoffPeer."""
         message = handoff_pb2.CommitRequest(ticket=wire_handoff.ticket_to_pb(ticket))
-        try:
-            return (await self._stub.Commit(message)).num_blocks
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, self._name) from error
+        return (await self._answer(lambda: self._stub.Commit(message))).num_blocks
 
     async def abort(self, request: AbortRequest) -> None:
         """See HandoffPeer."""
-        try:
-            await self._stub.Abort(wire_handoff.abort_to_pb(request))
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, self._name) from error
+        message = wire_handoff.abort_to_pb(request)
+        await self._answer(lambda: self._stub.Abort(message))
 
     async def renew(self, request: RenewRequest) -> RenewResponse:
         """See HandoffPeer."""
+        message = wire_handoff.renew_to_pb(request)
+        return wire_handoff.renewed_from_pb(await self._answer(lambda: self._stub.Renew(message)))
+
+    async def close(self) -> None:
+        """Close the channel at once. Whoever calls afterwards gets WorkerLost."""
+        await self._channel.close(None)
+
+    async def _answer(self, call: Callable[[], Awaitable[T]]) -> T:
         try:
-            return wire_handoff.renewed_from_pb(await self._stub.Renew(wire_handoff.renew_to_pb(request)))
+            return await call()
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, self._name) from error
-
-    async def close(self, grace_s: float | None) -> None:
-        """Close the channel, letting running calls end within `grace_s` (None: at once)."""
-        await self._channel.close(grace_s)
+        except grpc.aio.UsageError as error:  # gRPC's word for a call on a channel that was closed
+            raise WorkerLost(f"{self._name}: its connection was let go") from error
 
 
 class PeerPool:
@@ -108,27 +110,27 @@ class PeerPool:
 
     def __init__(
         self,
+        clock: Clock,
         make: Callable[[WorkerRef, str], GrpcPeer] = GrpcPeer,
         max_peers: int = 256,
         grace_s: float = 30.0,
     ) -> None:
+        self._clock = clock
         self._make = make
         self._max_peers = max_peers
         self._grace_s = grace_s
-        self._peers: OrderedDict[tuple[str, str], GrpcPeer] = OrderedDict()  # (worker id, address)
+        self._peers: OrderedDict[tuple[WorkerRef, str], GrpcPeer] = OrderedDict()  # (life, address)
         self._closing: dict[asyncio.Task[None], GrpcPeer] = {}
 
     def peer(self, decode: WorkerRef, address: str) -> GrpcPeer:
-        """See PeerSource. An older life than the known one gets a peer of its own, which the other side will refuse."""
-        place = (decode.worker_id, address)
-        known = self._peers.get(place)
-        if known is None or known.decode != decode:
-            if known is not None:
-                self._retire(known)
-            known = self._peers[place] = self._make(decode, address)
-        self._peers.move_to_end(place)
+        """See PeerSource. A life that is older than another that is known is refused by the other side, not here."""
+        known = self._peers.get((decode, address))
+        if known is None:
+            known = self._peers[decode, address] = self._make(decode, address)
+            self._retire_older(decode)
+        self._peers.move_to_end((decode, address))
         while len(self._peers) > self._max_peers:
-            self._retire(self._peers.popitem(last=False)[1])
+            self._retire(next(iter(self._peers)))
         return known
 
     async def close(self) -> None:
@@ -137,9 +139,21 @@ class PeerPool:
         self._peers.clear()
         for closing in list(self._closing):
             closing.cancel()
-        await asyncio.gather(*(peer.close(None) for peer in peers))
+        await asyncio.gather(*(peer.close() for peer in peers))
 
-    def _retire(self, peer: GrpcPeer) -> None:
-        closing = asyncio.ensure_future(peer.close(self._grace_s))
+    def _retire_older(self, decode: WorkerRef) -> None:
+        lives = [place for place in self._peers if place[0].worker_id == decode.worker_id]
+        newest = max(ref.epoch for ref, _ in lives)
+        for place in lives:
+            if place[0].epoch < newest and place[0] != decode:
+                self._retire(place)
+
+    def _retire(self, place: tuple[WorkerRef, str]) -> None:
+        peer = self._peers.pop(place)
+        closing = asyncio.ensure_future(self._let_go(peer))
         self._closing[closing] = peer
         closing.add_done_callback(self._closing.pop)
+
+    async def _let_go(self, peer: GrpcPeer) -> None:
+        await self._clock.sleep(self._grace_s)
+        await peer.close()

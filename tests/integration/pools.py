@@ -170,7 +170,7 @@ async def _prefill(setup: Setup, index: int, hub: LocalHub, stack: AsyncExitStac
     engine, connectors = _engine(setup, setup.model, setup.prefill_blocks, (hub, stack), faults)
     ref = WorkerRef(f"prefill-{index}", 1)
     layout = setup.real.layout if setup.real else setup.model.layout
-    worker = PrefillWorker(ref, engine, layout, connectors, PeerPool(), setup.run)
+    worker = PrefillWorker(ref, engine, layout, connectors, PeerPool(engine.clock), setup.run)
     server = RpcServer(ServerConfig(), ())
     prefill_pb2_grpc.add_PrefillServicer_to_server(PrefillServicer(worker), server.grpc_server)
     return await _serve(ref, worker, server, stack)

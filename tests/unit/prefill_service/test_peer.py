@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
+from contracts.clock import VirtualClock
 from contracts.errors import DiptychError, LayoutMismatch, NoRoom, StaleEpoch, UnknownHandoff, WorkerLost
 from contracts.kv_layout import KVLayout
 from contracts.pb.diptych.v1 import handoff_pb2_grpc
@@ -74,7 +74,7 @@ async def served() -> AsyncIterator[tuple[Peer, GrpcPeer, RpcServer]]:
     handoff_pb2_grpc.add_HandoffServicer_to_server(HandoffServicer(peer), server.grpc_server)
     remote = GrpcPeer(D, f"127.0.0.1:{await server.start()}")
     yield peer, remote, server
-    await remote.close(None)
+    await remote.close()
     await server.stop(0)
 
 
@@ -119,34 +119,73 @@ async def test_nobody_there_means_no_answer() -> None:
                 await call
 
 
+async def test_a_peer_that_was_let_go_is_lost_to_whoever_still_asks() -> None:
+    async with served() as (_, remote, _server):
+        await remote.close()
+        abort, renew = AbortRequest("h", P, D, "left"), RenewRequest(P, D, ("h",))
+        for call in (
+            remote.connect(CONNECT), remote.reserve(RESERVE), remote.commit(TICKET), remote.abort(abort), remote.renew(renew),
+        ):  # fmt: skip
+            with pytest.raises(WorkerLost):
+                await call
+
+
 class Kept(GrpcPeer):
-    """Notes when it was closed, and how gently."""
+    """Notes whether it was closed."""
 
-    def __init__(self, decode: WorkerRef, address: str) -> None:
-        super().__init__(decode, address)
-        self.closed: list[float | None] = []
+    closed = False
 
-    async def close(self, grace_s: float | None) -> None:
-        self.closed.append(grace_s)
-        await super().close(None)
+    async def close(self) -> None:
+        self.closed = True
+        await super().close()
 
 
 async def test_a_peer_is_kept_for_one_life() -> None:
-    pool = PeerPool(Kept, grace_s=9.0)
+    pool = PeerPool(VirtualClock(), Kept)
     first = pool.peer(D, "h:1")
     assert pool.peer(D, "h:1") is first
     assert pool.peer(WorkerRef("e", 1), "h:1") is not first
-    second = pool.peer(WorkerRef("d", 3), "h:1")
-    assert second is not first
-    await asyncio.sleep(0)
+    assert pool.peer(WorkerRef("d", 3), "h:1") is not first
     await pool.close()
+
+
+async def test_hand_offs_of_the_old_life_may_still_hear_that_it_is_old() -> None:
+    clock = VirtualClock()
+    pool = PeerPool(clock, Kept, grace_s=9.0)
+    first, second = pool.peer(D, "h:1"), pool.peer(WorkerRef("d", 3), "h:1")
     assert isinstance(first, Kept)
     assert isinstance(second, Kept)
-    assert (first.closed, second.closed) == ([9.0, None], [None])
+    await clock.advance(8.9)
+    assert not first.closed
+    await clock.advance(0.2)
+    assert first.closed
+    assert not second.closed
+    await pool.close()
+    assert second.closed
+
+
+async def test_a_late_word_of_an_old_life_does_not_take_the_peer_of_the_new_one() -> None:
+    clock = VirtualClock()
+    pool = PeerPool(clock, Kept, grace_s=9.0)
+    new = pool.peer(WorkerRef("d", 3), "h:1")
+    old = pool.peer(D, "h:1")
+    await clock.advance(20.0)
+    assert isinstance(new, Kept)
+    assert old is not new
+    assert not new.closed
+    assert pool.peer(WorkerRef("d", 3), "h:1") is new
+    await pool.close()
+
+
+async def test_all_are_closed_with_the_pool_whatever_they_wait_for() -> None:
+    pool = PeerPool(VirtualClock(), Kept)
+    peers = [pool.peer(WorkerRef("d", epoch), "h:1") for epoch in (1, 2, 3)]
+    await pool.close()
+    assert all(isinstance(peer, Kept) and peer.closed for peer in peers)
 
 
 async def test_the_least_recently_used_is_let_go() -> None:
-    pool = PeerPool(Kept, max_peers=2)
+    pool = PeerPool(VirtualClock(), Kept, max_peers=2)
     a, b = pool.peer(WorkerRef("a", 1), "h:1"), pool.peer(WorkerRef("b", 1), "h:2")
     assert pool.peer(WorkerRef("a", 1), "h:1") is a
     pool.peer(WorkerRef("c", 1), "h:3")
