@@ -52,8 +52,10 @@ def open_channel(address: str, config: ChannelConfig | None = None) -> grpc.aio.
 
 
 async def wait_connected(channel: grpc.aio.Channel, address: str, timeout_s: float) -> None:
-    """Return when the channel is connected; raise WorkerLost naming `address` when it is not within `timeout_s`."""
+    """Return when the channel is connected; WorkerLost naming `address` when it is not within `timeout_s`, or was closed."""
     try:
         await asyncio.wait_for(channel.channel_ready(), timeout_s)
     except TimeoutError as error:
         raise WorkerLost(f"{address}: cannot connect within {timeout_s:g} s") from error
+    except grpc.aio.UsageError as error:  # gRPC's word for a channel that was closed meanwhile
+        raise WorkerLost(f"{address}: the connection was closed") from error
