@@ -26,6 +26,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import ClassVar
 
+_SHOWN_CHARS = 80
+
 
 class ErrorCode(StrEnum):
     """The wire-neutral class of an error; values are gRPC's canonical names."""
@@ -57,11 +59,9 @@ class InvalidRequest(DiptychError):
     code = ErrorCode.INVALID_ARGUMENT
 
     def __init__(self, field: str, value: object, limit: str) -> None:
-        shown = repr(value)
-        shown = shown if len(shown) <= 80 else shown[:77] + "..."
-        super().__init__(f"{field}: got {shown}, {limit}")
         self.field = field
-        self.value = shown
+        self.value = shown(value)
+        super().__init__(f"{field}: got {self.value}, {limit}")
         self.limit = limit
 
 
@@ -71,8 +71,8 @@ class ModelNotFound(DiptychError):
     code = ErrorCode.NOT_FOUND
 
     def __init__(self, model: str, known: tuple[str, ...]) -> None:
-        super().__init__(f"model: {model!r} is not served here; known: {', '.join(known) or 'none'}")
-        self.model = model
+        super().__init__(f"model: {shown(model)} is not served here; known: {', '.join(known) or 'none'}")
+        self.model = model[:_SHOWN_CHARS]
 
 
 class Overloaded(DiptychError):
@@ -169,3 +169,9 @@ class InternalError(DiptychError):
     """A fault of ours that costs one request; logged with its traceback where it was raised."""
 
     retryable = True
+
+
+def shown(value: object) -> str:
+    """What somebody sent, for a message: readable, on one line, and no longer than a message may be."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."

@@ -8,6 +8,7 @@ how answers are made, or the forms that they are sent in.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import time
 from collections.abc import Awaitable, Callable
@@ -19,7 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from contracts.errors import DiptychError, InvalidRequest
+from contracts.errors import DiptychError, InternalError, InvalidRequest, shown
 from contracts.worker import WorkerKind
 from observability.metrics import RouterMetrics
 from router.exchange import Ask, valid_traceparent
@@ -30,6 +31,7 @@ from router.registry import Registry
 from router.service import MAX_REQUEST_ID_CHARS, Inference
 
 _READ_ON = 4  # times the limit
+_SHOWN_PATH = 200  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +69,19 @@ class HttpFront:
                 Route("/version", self._version),
                 Route("/metrics", self._show_metrics),
             ],
-            exception_handlers={HTTPException: _on_http_exception},
+            exception_handlers={HTTPException: _on_http_exception, Exception: _on_fault},
         )
 
     async def _chat(self, request: Request, request_id: str) -> Response:
         body = parse(ChatBody, await self._body(request))
-        request_id = _given_id(request) or body.request_id or request_id
+        request_id = _given_id(request) or _checked_id("request_id", body.request_id or "") or request_id
         ask = chat_ask(body, self._service.card, request_id, _traceparent(request))
         frame = self._frame(body, f"chatcmpl-{request_id}", logprobs=body.logprobs is True)
         return self._answer(ask, ChatFormat(frame), body)
 
     async def _completion(self, request: Request, request_id: str) -> Response:
         body = parse(CompletionBody, await self._body(request))
-        request_id = _given_id(request) or body.request_id or request_id
+        request_id = _given_id(request) or _checked_id("request_id", body.request_id or "") or request_id
         ask = completion_ask(body, self._service.card, request_id, _traceparent(request))
         frame = self._frame(body, f"cmpl-{request_id}", logprobs=body.logprobs is not None)
         return self._answer(ask, CompletionFormat(frame), body)
@@ -122,15 +124,24 @@ class HttpFront:
         return call
 
     async def _body(self, request: Request) -> bytes:
-        """The whole body. Raises _Refused over the limit.
-
-        A body that is too large is read on for a while and dropped: a client that still writes does not hear an answer.
-        """
+        """The whole body. Raises _Refused for a kind that is not read, over the limit, and when it takes too long to come."""
         content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
         if content_type != "application/json":
             raise _Refused(
-                415, f"Content-Type: got {content_type!r}, must be application/json", "unsupported_media_type"
+                415, f"Content-Type: got {shown(content_type)}, must be application/json", "unsupported_media_type"
             )
+        encoding = request.headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in ("", "identity"):
+            raise _Refused(415, f"Content-Encoding: got {shown(encoding)}, must be identity", "unsupported_encoding")
+        try:
+            async with asyncio.timeout(self._limits.request_timeout_s):
+                return await self._read(request)
+        except TimeoutError as error:
+            waited = f"body: not complete after {self._limits.request_timeout_s:g} s, which is the limit"
+            raise _Refused(408, waited, "request_timeout") from error
+
+    async def _read(self, request: Request) -> bytes:
+        """A body that is too large is read on for a while and dropped: a client that still writes does not hear an answer."""
         limit = self._limits.max_body_bytes
         parts: list[bytes] = []
         size = 0
@@ -193,11 +204,13 @@ class _Refused(Exception):
 
 
 def _given_id(request: Request) -> str:
-    given = request.headers.get("x-request-id", "")
-    if len(given) > MAX_REQUEST_ID_CHARS or not (given.isascii() and (given.isprintable() or not given)):
-        raise InvalidRequest(
-            "X-Request-Id", given, f"must be printable ASCII of at most {MAX_REQUEST_ID_CHARS} characters"
-        )
+    return _checked_id("X-Request-Id", request.headers.get("x-request-id", ""))
+
+
+def _checked_id(field: str, given: str) -> str:
+    """A request id goes out again in a header, so it must be fit for one."""
+    if len(given) > MAX_REQUEST_ID_CHARS or not (given.isascii() and given.isprintable()):
+        raise InvalidRequest(field, given, f"must be printable ASCII of at most {MAX_REQUEST_ID_CHARS} characters")
     return given
 
 
@@ -211,6 +224,12 @@ def _json(value: Json, status: int = 200) -> Response:
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}"
+    message = f"{request.method} {request.url.path[:_SHOWN_PATH]}: {error.detail}"
     body = error_body(message, "invalid_request_error", None, error.detail.lower().replace(" ", "_"))
     return Response(body, error.status_code, error.headers, media_type="application/json")
+
+
+async def _on_fault(request: Request, error: Exception) -> Response:
+    """A fault of ours outside of any answer; starlette raises it again, so that uvicorn logs it."""
+    del request, error
+    return error_response(InternalError("a fault of this server; see its log"))

@@ -17,7 +17,7 @@ from typing import Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from pydantic_core import ErrorDetails
 
-from contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest, shown
 from contracts.sampling import MAX_LOGPROBS, SamplingParams
 from router.chat_template import Conversation, Message
 from router.exchange import Ask, ChatPrompt, Prompt, Route, TextPrompt, TokenPrompt
@@ -25,6 +25,8 @@ from router.model_card import ModelCard
 
 _COMPLETION_DEFAULT_MAX_TOKENS = 16  # OpenAI's
 _Body = TypeVar("_Body", bound="CommonBody")
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")  # bounded: Python refuses to read a number of thousands of digits
+_MAX_PATH_CHARS = 80
 _TYPE_NAMES = re.compile(r"^(str|int|float|bool|none|list\[.*|dict\[.*|\w+-.*|literal\[.*|[A-Z]\w*)$")
 
 # Fields of OpenAI or vLLM that are not served yet → the values that ask for nothing, beside null.
@@ -208,7 +210,8 @@ def parse(kind: type[_Body], body: bytes) -> _Body:
         raise _as_invalid(error.errors(include_url=False, include_context=False)) from error
     for name in parsed.model_fields_set & NOT_SERVED.keys():
         value: JsonValue = parsed.__dict__[name]
-        if value is not None and value not in NOT_SERVED[name]:
+        # By type as well: to Python, true is 1.
+        if value is not None and (type(value), value) not in [(type(none), none) for none in NOT_SERVED[name]]:
             raise InvalidRequest(name, value, "is not served yet; leave it out")
     if parsed.prompt_logprobs is not None and parsed.stream:
         raise InvalidRequest("prompt_logprobs", parsed.prompt_logprobs, "is not available with stream: true")
@@ -290,8 +293,8 @@ def _given(value: float | None, default: float) -> float:
 
 def _logit_bias(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
     for key in given:
-        if not key.isdecimal() or not key.isascii():
-            raise InvalidRequest("logit_bias", key, "keys must be token ids")
+        if not _TOKEN_ID.fullmatch(key):
+            raise InvalidRequest("logit_bias", key, "keys must be token ids, each spelled in one way")
     return tuple(sorted((int(key), bias) for key, bias in given.items()))
 
 
@@ -313,6 +316,8 @@ def _as_invalid(errors: list[ErrorDetails]) -> InvalidRequest:
     if first["type"] == "json_invalid":
         return InvalidRequest("body", "something else", f"must be JSON in UTF-8: {first['msg']}")
     path = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or not _TYPE_NAMES.match(part))
+    if len(path) > _MAX_PATH_CHARS or not path.isprintable():  # the client's own word for a field
+        path = shown(path)
     if first["type"] == "extra_forbidden":
         return InvalidRequest(path, first["input"], "is not a field of this request")
     if first["type"] == "missing":

@@ -30,6 +30,7 @@ from router.config import HttpConfig, RouterConfig
 from router.flow import Flow
 from router.grpc_front import INFERENCE_SERVICE, REGISTRY_SERVICE, InferenceServicer, RegistryServicer
 from router.http_front import FrontLimits, HttpFront
+from router.http_protocol import HttpProtocol
 from router.model_card import load_model_card
 from router.policies import make_policy
 from router.pools import Pools
@@ -148,7 +149,7 @@ class _HttpServer:
         self._server = _Uvicorn(
             uvicorn.Config(
                 front.app,
-                http="httptools",
+                http=HttpProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,

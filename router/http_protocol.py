@@ -1,0 +1,68 @@
+"""uvicorn's HTTP/1.1 on one connection, with three things that a stranger may try settled before any request exists.
+
+    a head that never ends      ──▶ 431, closed       (httptools takes any number of bytes)
+    bytes that are not HTTP     ──▶ 400, closed       in the error form of everything else here
+    Upgrade: h2c, websocket, …  ──▶ not heard         RFC 9110 lets a server ignore it; httptools would drop the body. Java's
+                                                      HTTP client asks for h2c with its first request
+
+Does not know routes, bodies or their limits.
+"""
+
+from __future__ import annotations
+
+import re
+from http import HTTPStatus
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from router.openai_format import error_body
+
+MAX_HEAD_BYTES = 64 * 1024
+_HEAD_END = b"\r\n\r\n"
+_UPGRADE = re.compile(rb"(?<=\r\n)upgrade(?=:)", re.IGNORECASE)
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One connection: between requests ─▶ in a head, whose bytes are counted ─▶ in a body ─▶ between requests."""
+
+    _head_bytes: int | None = None  # of the head that has begun, None outside of one
+    _in_body = False
+
+    def data_received(self, data: bytes) -> None:
+        """asyncio's: some bytes. A head that comes in pieces may have its Upgrade line cut in two; then it is heard."""
+        if not self._in_body:
+            head, end, rest = data.partition(_HEAD_END)
+            data = _UPGRADE.sub(b"x-not-upgraded", head) + end + rest
+        super().data_received(data)
+        if self._head_bytes is not None:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"headers: at most {MAX_HEAD_BYTES} bytes")
+
+    def on_message_begin(self) -> None:
+        """The parser's: the first byte of a head."""
+        self._head_bytes = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """The parser's: what follows is the body."""
+        self._head_bytes, self._in_body = None, True
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The parser's: the request is whole."""
+        self._in_body = False
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's: the parser gave up."""
+        self._refuse(HTTPStatus.BAD_REQUEST, msg)
+
+    def _refuse(self, status: HTTPStatus, message: str) -> None:
+        body = error_body(message, "invalid_request_error", None, status.phrase.lower().replace(" ", "_"))
+        head = (
+            f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()

@@ -1,0 +1,156 @@
+"""Bytes that no client library sends, on the OpenAI door: each gets an answer, and nothing of it reaches another."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from contracts.clock import MonotonicClock
+from observability.metrics import RouterMetrics
+from router.config import RegistryConfig
+from router.http_front import FrontLimits, HttpFront
+from router.http_protocol import MAX_HEAD_BYTES
+from router.registry import EmbeddedRegistry
+from router.server import new_id
+from router.service import Inference
+from tests.integration.router_harness import MODEL, router_config, running_router
+
+BASE = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 8, "seed": 3}
+PATH = "/v1/completions"
+
+
+@pytest.fixture
+async def served(tmp_path):
+    async with running_router(router_config(tmp_path)) as running:
+        await running.cluster.pools(1, 1)
+        yield running
+
+
+def message(body, *headers, length=None):
+    length = len(body) if length is None else length
+    lines = [
+        f"POST {PATH} HTTP/1.1",
+        "Host: x",
+        "Content-Type: application/json",
+        f"Content-Length: {length}",
+        *headers,
+    ]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
+
+
+async def exchange(served, *pieces):
+    """Send the pieces one by one; the whole answer, which the server must end."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.ports.http)
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+def parsed(answer):
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)
+
+
+@pytest.mark.parametrize("upgrade", ["h2c", "websocket"])
+async def test_an_upgrade_that_is_not_served_is_not_heard(served, upgrade):
+    whole = message(json.dumps(BASE).encode(), "Connection: close, Upgrade, HTTP2-Settings", f"Upgrade: {upgrade}")
+    status, body = parsed(await exchange(served, whole))
+    assert status == 200, body
+    assert body["usage"]["completion_tokens"] == 8
+
+
+@pytest.mark.parametrize("line", ["X-Long: ", "X-Many: 1\r\n"])
+async def test_a_head_that_does_not_end_is_refused(served, line):
+    pieces = [f"POST {PATH} HTTP/1.1\r\n".encode(), *[(line * 2000).encode()] * 30]
+    assert len(b"".join(pieces)) > MAX_HEAD_BYTES
+    try:
+        status, body = parsed(await exchange(served, *pieces))
+    except ConnectionError:  # closed while we still wrote
+        return
+    assert status == 431
+    assert str(MAX_HEAD_BYTES) in body["error"]["message"]
+
+
+async def test_heads_are_counted_one_by_one(served):
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.ports.http)
+    for number in range(4):
+        writer.write(message(json.dumps(BASE).encode(), "X-Long: " + "x" * (MAX_HEAD_BYTES // 2)))
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200"), (number, head)
+        length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
+        await reader.readexactly(int(length.split()[1]))
+    writer.close()
+
+
+@pytest.mark.parametrize("junk", [b"\x16\x03\x01\x02\x00", b"GET\r\n\r\n", b"BREW / HTTP/1.1\r\n\r\n", b"\x00" * 99])
+async def test_what_is_not_http_is_told_so_in_our_form(served, junk):
+    status, body = parsed(await exchange(served, junk))
+    assert status == 400
+    assert body["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for_for_ever(tmp_path):
+    config = replace(router_config(tmp_path), request_timeout_s=0.2)
+    async with running_router(config) as running:
+        status, body = parsed(await exchange(running, message(b"{", length=100)))
+        assert status == 408
+        assert "0.2 s" in body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"request_id": "a\r\nSet-Cookie: b"}, "request_id"),
+        ({"request_id": "ä"}, "request_id"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+        ({"logit_bias": {"05": 1}}, "logit_bias"),
+        ({"n": True}, "n"),
+        ({"model": "m" * 1_000_000}, "model"),
+        ({"f" * 1_000_000: 1}, "fff"),
+        ({"a\nb": 1}, "a\\nb"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+async def test_a_refusal_is_short_and_harms_no_header(served, change, param):
+    response = await served.http.post(PATH, json={**BASE, **change})
+    error = response.json()["error"]
+    assert response.status_code in (400, 404)
+    assert param in error["param"]
+    assert len(response.content) < 1000
+    assert "set-cookie" not in response.headers
+
+
+async def test_an_encoding_that_is_not_read_is_named(served):
+    response = await served.http.post(PATH, json=BASE, headers={"Content-Encoding": "gzip"})
+    assert response.status_code == 415
+    assert "gzip" in response.json()["error"]["message"]
+
+
+class Faulty(Inference):
+    """A service with a bug outside of any answer."""
+
+    def __init__(self):
+        pass
+
+    def check_model(self, name):
+        raise RuntimeError(f"a bug at {name}")
+
+
+async def test_a_fault_of_ours_is_an_error_body_too():
+    clock = MonotonicClock()
+    registry = EmbeddedRegistry(RegistryConfig(), MODEL, clock)
+    metrics = RouterMetrics(MODEL, list, lambda: (0, 0))
+    app = HttpFront(Faulty(), registry, metrics, FrontLimits(1000, 1.0), new_id).app
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        response = await client.get("/v1/models/tiny")
+    assert response.status_code == 500
+    assert response.json()["error"]["type"] == "server_error"
