@@ -5,7 +5,7 @@ PROTO  := .venv-proto/bin
 MODEL  ?= smollm2-135m-instruct
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check up bench model proto proto-check env clean
+.PHONY: help demo test check coverage up bench model proto proto-check env clean
 
 help:            ## show this menu
 	@grep -hE '^[a-z-]+: .*##|^[a-z-]+:  +##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -16,12 +16,19 @@ demo: env        ## set up, fetch a real model, serve it from two pools, ask it 
 test: env        ## pass the tests
 	$(BIN)/pytest
 
-check: env proto-check  ## format, lint, types, import floors, architecture, generated code
+check: env proto-check  ## format, lint, types, import floors, architecture, generated code, coverage of the core
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest -q tests/architecture
+	$(MAKE) --no-print-directory coverage
+
+CORE := --cov=engine.kv --cov=engine.scheduling --cov=kv_transfer
+coverage: env    ## every branch of the KV books, the scheduler and the hand-off is tested
+	$(BIN)/pytest -q $(CORE) --cov-branch --cov-fail-under=100 --cov-report=term-missing:skip-covered \
+	  tests/unit/engine tests/unit/kv_transfer tests/contract/test_connector.py tests/property/test_block_pool.py \
+	  tests/property/test_prefix_cache.py tests/property/test_scheduler.py tests/property/test_engine.py tests/property/test_handoff.py
 
 up: env          ## a local cluster in the foreground, until Ctrl-C
 	$(BIN)/diptych up --model $(MODEL)
