@@ -6,6 +6,8 @@ a lie (a request without sampling parameters) and raises InvalidRequest naming t
 
 from __future__ import annotations
 
+import math
+
 from contracts.errors import DiptychError, ErrorCode, InternalError, InvalidRequest
 from contracts.pb.diptych.v1 import types_pb2 as pb
 from contracts.request import ErrorInfo, FinishReason, GenerationRequest, TokenDelta, TokenLogprob
@@ -83,11 +85,13 @@ def request_to_pb(request: GenerationRequest) -> pb.Request:
 
 
 def request_from_pb(message: pb.Request) -> GenerationRequest:
-    """Raises InvalidRequest when the id or the sampling parameters are missing."""
+    """Raises InvalidRequest when the id or the sampling parameters are missing, or the deadline is no number."""
     if not message.request_id:
         raise InvalidRequest("request_id", "", "must not be empty")
     if not message.HasField("sampling"):
         raise InvalidRequest("sampling", None, "must be present")
+    if math.isnan(message.deadline_s):  # it would be neither before nor after any instant
+        raise InvalidRequest("deadline_s", message.deadline_s, "must be a number of seconds")
     return GenerationRequest(
         request_id=message.request_id,
         prompt_token_ids=tuple(message.prompt_token_ids),

@@ -73,9 +73,19 @@ def layout_to_pb(layout: KVLayout) -> types_pb2.KVLayout:
 
 
 def layout_from_pb(message: types_pb2.KVLayout) -> KVLayout:
-    """Raises InvalidRequest for a dtype that is not known."""
+    """Raises InvalidRequest for a dtype that is not known, and for a size of nothing."""
     if message.dtype not in DTYPE_BYTES:
         raise InvalidRequest("layout.dtype", message.dtype, f"must be one of {', '.join(DTYPE_BYTES)}")
+    sizes = (
+        ("num_layers", message.num_layers),
+        ("num_kv_heads", message.num_kv_heads),
+        ("head_size", message.head_size),
+        ("block_size", message.block_size),
+        ("tp_size", message.tp_size),
+    )
+    for field, size in sizes:
+        if size == 0:
+            raise InvalidRequest(f"layout.{field}", size, "must be at least 1")
     return KVLayout(
         model=message.model,
         dtype=message.dtype,
@@ -276,12 +286,15 @@ def worker_info_to_pb(info: WorkerInfo) -> registry_pb2.WorkerInfo:
 
 
 def worker_info_from_pb(message: registry_pb2.WorkerInfo) -> WorkerInfo:
-    """Raises InvalidRequest for a worker of no pool or without an address."""
+    """Raises InvalidRequest for a worker of no pool, without an address, or that could hold no request."""
     kind = _KIND_FROM_PB.get(message.kind)
     if kind is None:
         raise InvalidRequest("info.kind", message.kind, "must be prefill or decode")
     if not message.address:
         raise InvalidRequest("info.address", "", "must be host:port")
+    for field, count in (("max_model_len", message.max_model_len), ("num_blocks", message.num_blocks)):
+        if count == 0:
+            raise InvalidRequest(f"info.{field}", count, "must be at least 1")
     return WorkerInfo(
         ref=worker_ref_from_pb(message.ref),
         kind=kind,

@@ -9,18 +9,21 @@ Does not know engines or hand-offs.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import grpc
 
 from contracts import wire
-from contracts.errors import DiptychError, InvalidRequest
+from contracts.errors import DiptychError, InternalError, InvalidRequest
 from contracts.pb.diptych.v1 import decode_pb2, decode_pb2_grpc
 from contracts.request import FinishReason, TokenDelta
 from decode_service.desk import AnswerDesk
 from decode_service.session import RouterSession
+from observability.log import get_logger
 
+log = get_logger(__name__)
 SERVICE_NAME: str = decode_pb2.DESCRIPTOR.services_by_name["Decode"].full_name
 _Context = grpc.aio.ServicerContext[AsyncIterator[decode_pb2.DecodeCommand], decode_pb2.DecodeBatch]
 
@@ -55,12 +58,17 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
             self._desk.finish_session(session)
         except DiptychError as error:
             session.fail(error)
+        except Exception as error:  # noqa: BLE001 - a session that is not listened to must not stay open
+            log.error("commands cannot be obeyed", error, session=session.session_id)
+            session.fail(InternalError(f"{type(error).__name__} while obeying a command; see the worker's log"))
 
     def _obey(self, session: RouterSession, command: decode_pb2.DecodeCommand) -> None:
         match command.WhichOneof("command"):
             case "attach":
                 if not command.attach.handoff_id:
                     raise InvalidRequest("attach.handoff_id", "", "must not be empty")
+                if math.isnan(command.attach.wait_s):  # it would never be over
+                    raise InvalidRequest("attach.wait_s", command.attach.wait_s, "must be a number of seconds")
                 self._desk.attach(session, command.attach.handoff_id, command.attach.wait_s)
             case "generate":
                 self._generate(session, command.generate)

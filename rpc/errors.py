@@ -31,6 +31,7 @@ from contracts.errors import (
 )
 
 DOMAIN = "diptych"
+MAX_MESSAGE_CHARS = 1000  # it travels in trailers, of which peers take 8 KiB, and each character may need nine bytes
 _KNOWN: Mapping[str, type[DiptychError]] = {
     kind.__name__: kind
     for kind in vars(errors).values()
@@ -40,17 +41,18 @@ _KNOWN: Mapping[str, type[DiptychError]] = {
 
 def to_status(error: DiptychError) -> status_pb2.Status:
     """The status, with details, that says `error` on the wire."""
+    message = error.message[:MAX_MESSAGE_CHARS]
     info = error_details_pb2.ErrorInfo(reason=type(error).__name__, domain=DOMAIN, metadata=_facts(error))
     details: list[Message] = [info]
     if isinstance(error, InvalidRequest):
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=message)
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     if isinstance(error, (Overloaded, NoRoom)):
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromNanoseconds(round(error.retry_after_s * 1e9))
         details.append(retry)
     return status_pb2.Status(
-        code=code_pb2.Code.Value(error.code.value), message=error.message, details=[_pack(d) for d in details]
+        code=code_pb2.Code.Value(error.code.value), message=message, details=[_pack(d) for d in details]
     )
 
 

@@ -9,19 +9,21 @@ call is over, also when the client leaves while a message is being sent. Does no
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
-from contracts.errors import ConfigError, DiptychError, InternalError
+from contracts.errors import ConfigError, DeadlineExceeded, DiptychError, InternalError, InvalidRequest
 from observability.log import get_logger
 from rpc.channel import MAX_MESSAGE_BYTES
 from rpc.errors import to_status
@@ -38,7 +40,10 @@ _WILDCARDS = ("0.0.0.0", "::", "[::]", "")
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Where to listen and how others reach it. Port 0 takes any free port; `advertise` is "", host or host:port."""
+    """Where to listen and how others reach it. Port 0 takes any free port; `advertise` is "", host or host:port.
+
+    A caller that takes no message of its stream for `stall_s` loses the call.
+    """
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -46,6 +51,7 @@ class ServerConfig:
     max_message_bytes: int = MAX_MESSAGE_BYTES
     keepalive_s: float = 10.0
     keepalive_timeout_s: float = 5.0
+    stall_s: float = 60.0
 
     @property
     def options(self) -> list[tuple[str, int]]:
@@ -68,7 +74,7 @@ class RpcServer:
     def __init__(self, config: ServerConfig, service_names: Sequence[str]) -> None:
         self._config = config
         self._names = ("", *service_names)
-        self.grpc_server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=config.options)
+        self.grpc_server = grpc.aio.server(interceptors=[ErrorInterceptor(config.stall_s)], options=config.options)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc_server)
         reflected = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -133,7 +139,13 @@ class RpcServer:
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Turns what a servicer raises into a status: ours by its class, anything else into INTERNAL, logged in full."""
+    """Turns what a servicer raises into a status: ours by its class, anything else into INTERNAL, logged in full.
+
+    A stream whose caller does not read for `stall_s` is ended: else it would hold its request, and what that holds, for ever.
+    """
+
+    def __init__(self, stall_s: float) -> None:
+        self._stall_s = stall_s
 
     async def intercept_service(
         self,
@@ -142,10 +154,12 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     ) -> grpc.RpcMethodHandler[_Req, _Resp] | None:
         """gRPC's hook: wraps the handler that will serve this call; None is gRPC's way of saying UNIMPLEMENTED."""
         handler = await continuation(handler_call_details)
-        return None if handler is None else _wrapped(handler, str(handler_call_details.method))
+        return None if handler is None else _wrapped(handler, str(handler_call_details.method), self._stall_s)
 
 
-def _wrapped(handler: grpc.RpcMethodHandler[_Req, _Resp], method: str) -> grpc.RpcMethodHandler[_Req, _Resp]:
+def _wrapped(
+    handler: grpc.RpcMethodHandler[_Req, _Resp], method: str, stall_s: float
+) -> grpc.RpcMethodHandler[_Req, _Resp]:
     behaviours: tuple[Callable[..., Any] | None, ...] = (  # the stubs know only the synchronous kinds
         handler.unary_unary,
         handler.unary_stream,
@@ -160,31 +174,88 @@ def _wrapped(handler: grpc.RpcMethodHandler[_Req, _Resp], method: str) -> grpc.R
     )
     for behaviour, make in zip(behaviours, makers, strict=True):
         if behaviour is not None:
-            guard = _guard_stream if inspect.isasyncgenfunction(behaviour) else _guard
-            return make(guard(behaviour, method), handler.request_deserializer, handler.response_serializer)
+            read, streams = _reader(handler), inspect.isasyncgenfunction(behaviour)
+            guarded = _guard_stream(behaviour, method, read, stall_s) if streams else _guard(behaviour, method, read)
+            # Bytes are read inside the guard: gRPC itself answers unreadable ones with UNKNOWN and logs a fault of ours.
+            return make(guarded, None, handler.response_serializer)
     return handler
 
 
-def _guard(behaviour: _Unary[_Req, _Resp], method: str) -> _Unary[_Req, _Resp]:
-    async def call(request: _Req, context: _Context[_Req, _Resp]) -> _Resp:
+def _reader(handler: grpc.RpcMethodHandler[_Req, _Resp]) -> Callable[[Any], Any]:
+    """What makes the servicer's request, one message or an iterator of them, of raw bytes. Raises InvalidRequest."""
+    parse = handler.request_deserializer
+
+    def read(raw: bytes) -> object:
         try:
-            return await behaviour(request, context)
+            return raw if parse is None else parse(raw)
+        except DecodeError as error:
+            raise InvalidRequest("message", f"{len(raw)} bytes", f"cannot be read: {error}") from error
+
+    return (lambda raw: _Messages(raw, read)) if handler.request_streaming else read
+
+
+class _Messages:
+    """The messages of a stream of requests, each read when it is asked for."""
+
+    def __init__(self, raw: AsyncIterable[bytes], read: Callable[[bytes], object]) -> None:
+        self._raw = raw
+        self._read = read
+        self._each: AsyncIterator[bytes] | None = None  # made when it is used: one that never is, gRPC cannot close
+
+    def __aiter__(self) -> AsyncIterator[object]:
+        return self
+
+    async def __anext__(self) -> object:
+        if self._each is None:
+            self._each = aiter(self._raw)
+        return self._read(await anext(self._each))
+
+
+def _guard(behaviour: _Unary[_Req, _Resp], method: str, read: Callable[[Any], _Req]) -> _Unary[Any, _Resp]:
+    async def call(raw: object, context: _Context[_Req, _Resp]) -> _Resp:
+        try:
+            return await behaviour(read(raw), context)
         except Exception as error:  # noqa: BLE001 - the one place where a call's errors are translated
             await _fail(context, error, method)
 
     return call
 
 
-def _guard_stream(behaviour: _Stream[_Req, _Resp], method: str) -> _Sink[_Req, _Resp]:
-    async def call(request: _Req, context: _Context[_Req, _Resp]) -> None:
+def _guard_stream(
+    behaviour: _Stream[_Req, _Resp], method: str, read: Callable[[Any], _Req], stall_s: float
+) -> _Sink[Any, _Resp]:
+    async def call(raw: object, context: _Context[_Req, _Resp]) -> None:
         try:
-            async with aclosing(behaviour(request, context)) as stream:
+            async with aclosing(behaviour(read(raw), context)) as stream:
                 async for message in stream:
-                    await context.write(message)
+                    await _write(context, message, stall_s)
+        except _Unread as error:
+            log.info("call ended", method=method, reason=error.message)
+            _end_unread(context, error)
         except Exception as error:  # noqa: BLE001 - see above
             await _fail(context, error, method)
 
     return call
+
+
+class _Unread(DeadlineExceeded):
+    """The caller does not take what it asked for."""
+
+
+async def _write(context: _Context[_Req, _Resp], message: _Resp, stall_s: float) -> None:
+    try:
+        async with asyncio.timeout(stall_s):
+            await context.write(message)
+    except TimeoutError as error:
+        raise _Unread(f"no message was taken for {stall_s:g} s") from error
+
+
+def _end_unread(context: _Context[_Req, _Resp], error: _Unread) -> None:
+    """Leave the status to be sent when the caller reads again: to abort the call would wait for that."""
+    status = rpc_status.to_status(to_status(error))
+    context.set_code(status.code)
+    context.set_details(status.details)
+    context.set_trailing_metadata(status.trailing_metadata)
 
 
 async def _fail(context: _Context[_Req, _Resp], error: Exception, method: str) -> NoReturn:

@@ -1,5 +1,6 @@
 """What goes over the wire comes back the same; what is missing is named."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -45,6 +46,19 @@ LOGPROB = TokenLogprob(4, -0.5, 1, ((4, -0.5), (2, -1.5)))
 STAGES = StageTimes(*(0.5 + i for i in range(10)))
 LAYOUT = KVLayout("m", "bfloat16", 2, 3, 4, 16, 1, 9)
 P, D = WorkerRef("p", 5), WorkerRef("d", 6)
+
+
+PB_LAYOUT = wire_handoff.layout_to_pb(LAYOUT)
+PB_INFO = wire_handoff.worker_info_to_pb(WorkerInfo(P, WorkerKind.PREFILL, "h:1", "m", LAYOUT, ("shm",), 128, 64))
+
+
+def with_changes(message, **changes):
+    """A copy of a message with some of its fields set."""
+    changed = type(message)()
+    changed.CopyFrom(message)
+    for name, value in changes.items():
+        setattr(changed, name, value)
+    return changed
 
 
 def test_request_round_trip():
@@ -123,9 +137,18 @@ def test_worker_messages_round_trip():
         (lambda: wire_handoff.worker_info_from_pb(registry_pb2.WorkerInfo()), "info.kind"),
         (lambda: wire_handoff.worker_info_from_pb(registry_pb2.WorkerInfo(kind=1)), "info.address"),
         (lambda: wire_handoff.worker_load_from_pb(registry_pb2.WorkerLoad()), "load.state"),
+        (lambda: wire.request_from_pb(with_changes(wire.request_to_pb(REQUEST), deadline_s=math.nan)), "deadline_s"),
+        *(
+            (lambda name=name: wire_handoff.layout_from_pb(with_changes(PB_LAYOUT, **{name: 0})), f"layout.{name}")
+            for name in ("num_layers", "num_kv_heads", "head_size", "block_size", "tp_size")
+        ),
+        *(
+            (lambda name=name: wire_handoff.worker_info_from_pb(with_changes(PB_INFO, **{name: 0})), f"info.{name}")
+            for name in ("max_model_len", "num_blocks")
+        ),
     ],
 )
-def test_missing_parts_are_named(read, field):
+def test_missing_and_impossible_parts_are_named(read, field):
     with pytest.raises(InvalidRequest) as caught:
         read()
     assert caught.value.field == field

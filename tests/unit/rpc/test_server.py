@@ -55,9 +55,19 @@ class Prefill(prefill_pb2_grpc.PrefillServicer):
             self.closed.set()
 
 
+class Echo(prefill_pb2_grpc.PrefillServicer):
+    """Reads all that it is sent, then ends."""
+
+    async def Run(
+        self, request_iterator: AsyncIterator[prefill_pb2.PrefillCommand], context: object
+    ) -> AsyncIterator[prefill_pb2.PrefillEvent]:
+        async for _ in request_iterator:
+            yield prefill_pb2.PrefillEvent()
+
+
 @asynccontextmanager
 async def serving(
-    registry: Registry | None = None, prefill: Prefill | None = None
+    registry: Registry | None = None, prefill: Prefill | Echo | None = None
 ) -> AsyncIterator[tuple[RpcServer, grpc.aio.Channel]]:
     server = RpcServer(ServerConfig(), NAMES)
     registry_pb2_grpc.add_RegistryServicer_to_server(registry or Registry(), server.grpc_server)
@@ -102,6 +112,26 @@ async def test_an_error_in_a_stream_follows_what_was_sent(error: Exception) -> N
         assert len(got) == 2
         assert isinstance(from_rpc_error(caught.value, "peer"), (InvalidRequest, InternalError))
         assert prefill.closed.is_set()
+
+
+@pytest.mark.parametrize("method", ["/diptych.v1.Registry/Announce", "/diptych.v1.Prefill/Run"])
+async def test_bytes_that_are_no_message_are_the_callers_fault(method: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(prefill=Echo()) as (_, channel):
+        streams = method.endswith("Run")
+        call = channel.stream_unary(method) if streams else channel.unary_unary(method)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(iter([b"\xff\xff"]) if streams else b"\xff\xff")
+    error = from_rpc_error(caught.value, "peer")
+    assert isinstance(error, InvalidRequest)
+    assert error.field == "message"
+    assert "diptych.v1." in error.limit
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_a_long_complaint_is_cut_to_what_trailers_hold() -> None:
+    back = await announce_error(WorkerLost("é" * 1_000_000))
+    assert isinstance(back, WorkerLost)
+    assert back.message == "é" * 1000
 
 
 async def closes_when(end: Callable[[grpc.aio.StreamStreamCall], object], first: int) -> None:
