@@ -314,8 +314,14 @@ def _completion_prompt(body: CompletionBody) -> Prompt:
 def _as_invalid(errors: list[ErrorDetails]) -> InvalidRequest:
     first = errors[0]
     if first["type"] == "json_invalid":
-        return InvalidRequest("body", "something else", f"must be JSON in UTF-8: {first['msg']}")
-    path = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or not _TYPE_NAMES.match(part))
+        body = first["input"][:_MAX_PATH_CHARS].decode(errors="replace")
+        return InvalidRequest("body", body, f"must be JSON in UTF-8: {first['msg']}")
+    *above, last = [*first["loc"]] or [""]
+    parts = [part for part in above if isinstance(part, int) or not _TYPE_NAMES.match(part)]
+    # A field that nobody knows may be called as a type is.
+    if isinstance(last, int) or first["type"] == "extra_forbidden" or not _TYPE_NAMES.match(last):
+        parts.append(last)
+    path = ".".join(str(part) for part in parts)
     if len(path) > _MAX_PATH_CHARS or not path.isprintable():  # the client's own word for a field
         path = shown(path)
     if first["type"] == "extra_forbidden":

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from contracts.errors import InvalidRequest
@@ -52,6 +52,7 @@ def test_any_body(kind, body):
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(name=st.text("abcdefghijklmnopqrstuvwxyz_", min_size=1, max_size=12))
+@example(name="none")  # what pydantic calls a type
 def test_an_unknown_field_is_named(kind, name):
     if name in KINDS[kind][0].model_fields:
         return
@@ -73,6 +74,14 @@ def test_what_is_not_served_is_refused_by_name_unless_it_asks_for_nothing(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_unserved_field_belongs_to_a_body(kind):
     assert not NOT_SERVED.keys() - ChatBody.model_fields.keys() - CompletionBody.model_fields.keys()
+
+
+def test_a_body_that_is_not_json_is_shown_as_far_as_it_fits_a_line():
+    for body, head in [(b"{bad", "{bad'"), (b"\xff" * 4000, "\ufffd" * 60), (b"", "'")]:
+        with pytest.raises(InvalidRequest) as caught:
+            parse(ChatBody, body)
+        assert caught.value.message.startswith(f"body: got '{head}")
+        assert "must be JSON" in caught.value.message
 
 
 def test_the_sampling_that_was_asked_for():
