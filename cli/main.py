@@ -89,6 +89,8 @@ ROOT = LazyGroup(
     },
 )
 
+click.version_option(None, "--version", package_name="diptych", message="%(prog)s %(version)s")(ROOT)
+
 
 def run(args: Sequence[str]) -> int:
     """Run one command line and return its exit code; user errors are one line on stderr."""

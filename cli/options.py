@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import click
@@ -40,7 +41,7 @@ class SectionedCommand(click.Command):
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if record is not None:
+            if record is not None and record[1]:  # an argument is explained by the command's own text
                 section = param.section if isinstance(param, SectionedOption) else "Other"
                 sections.setdefault(section, []).append(record)
         for title, records in sections.items():
@@ -114,6 +115,23 @@ class AddressType(click.ParamType[str]):
         return text
 
 
+class ModelDirType(click.ParamType[Path]):
+    """A directory that is there; whoever gives a model's name instead is told how to get one."""
+
+    name = "dir"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """The directory as it was given."""
+        path = Path(str(value))
+        if not path.is_dir():
+            self.fail(
+                f"directory {str(value)!r} does not exist; `diptych model fetch NAME` gets a model and prints its directory",
+                param,
+                ctx,
+            )
+        return path
+
+
 class NameType(click.ParamType[str]):
     """Text that must not be empty."""
 
@@ -128,6 +146,7 @@ class NameType(click.ParamType[str]):
 
 
 NAME = NameType()
+MODEL_DIR = ModelDirType()
 SIZE = SizeType()
 ADDRESS = AddressType()
 PORT = click.IntRange(0, MAX_PORT)

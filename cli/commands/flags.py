@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from cli.options import DTYPE, LOG_LEVEL, NAME, SECONDS, SIZE, Decorated, option
+from cli.options import DTYPE, LOG_LEVEL, MODEL_DIR, NAME, SECONDS, SIZE, Decorated, option
 from observability.log import configure_logging
 from rpc.process import end_with_parent, run_process
 
@@ -70,6 +70,10 @@ connector_option = option(
     help="How KV travels: shm (shared memory, same host), tcp (any host), auto (the fastest that both ends have).",
 )
 log_level_option = option("--log-level", section="Running", type=LOG_LEVEL, default="warning", help="Least log level.")
+# A service on its own has no display beside it: its log says when and where it is ready.
+service_log_level_option = option(
+    "--log-level", section="Running", type=LOG_LEVEL, default="info", help="Least log level."
+)
 drain_timeout_option = option(
     "--drain-timeout",
     section="Running",
@@ -95,7 +99,7 @@ model_dir_option = option(
     "--model",
     section="Model",
     required=True,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=MODEL_DIR,
     metavar="DIR",
     help="Model directory (config.json, *.safetensors, tokenizer.json); `diptych model fetch` makes one.",
 )

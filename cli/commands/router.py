@@ -97,7 +97,7 @@ OPTIONS = (
     ),
     flags.drain_timeout_option,
     flags.exit_with_option,
-    flags.log_level_option,
+    flags.service_log_level_option,
 )
 
 

@@ -65,7 +65,10 @@ OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
     ),
     flags.connector_option,
     flags.threads_option("Compute threads. [default: all cores]"),
-    flags.kv_memory_option(None, "KV memory. [default: measured, half of what is free]"),
+    flags.kv_memory_option(
+        None,
+        "KV memory, taken at the start. [default: half of what is free then; give it when workers share a machine]",
+    ),
     flags.max_num_batched_tokens_option,
     flags.max_num_seqs_option,
     flags.scheduling_option,
@@ -88,7 +91,7 @@ OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
     ),
     flags.drain_timeout_option,
     flags.exit_with_option,
-    flags.log_level_option,
+    flags.service_log_level_option,
 )
 
 

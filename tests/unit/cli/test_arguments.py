@@ -1,5 +1,6 @@
 """Bad arguments of every command: one line on stderr that names option, value and what is allowed; exit 2."""
 
+import re
 import subprocess
 import sys
 import time
@@ -37,6 +38,7 @@ BAD = [
     (["up", "--model", ""], ["model"]),
     (["up", "--model", TINY, "--host", "192.0.2.1", "--http-port", "0"], ["--host", "192.0.2.1"]),
     (["router", "--model", "/no/such/model"], ["--model", "/no/such/model", "not exist"]),
+    (["decode", "--model", "smollm2-135m-instruct"], ["--model", "'smollm2-135m-instruct'", "diptych model fetch"]),
     (["router", "--model", TINY, "--max-running", "0"], ["--max-running", "0", "1"]),
     (["router", "--model", TINY, "--max-body", "big"], ["--max-body", "'big'", "512MiB"]),
     (["router", "--model", TINY, "--policy", "luck"], ["--policy", "'luck'", "round_robin", "least_loaded"]),
@@ -81,6 +83,11 @@ def test_every_command_has_help_that_ends_well(name, capfd):
     command = ROOT.get_command(None, name)
     for param in command.params:
         assert param.help, f"{name}: {param.name} has no help"
+
+
+def test_the_version_is_asked_as_of_any_command(capfd):
+    assert run(["--version"]) == 0
+    assert re.fullmatch(r"diptych \d+\.\d+\.\d+\n", capfd.readouterr().out)
 
 
 def test_no_command_at_all_shows_the_menu(capfd):
