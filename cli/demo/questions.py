@@ -28,7 +28,7 @@ that government of the people, by the people, for the people, shall not perish f
 
 
 class Protocol(StrEnum):
-    """Which door of the router a question takes."""
+    """Which of the router's APIs a question takes."""
 
     OPENAI = "OpenAI"
     GRPC = "gRPC"

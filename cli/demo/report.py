@@ -38,7 +38,7 @@ def measurements(answers: Sequence[Answer], width: int) -> Table:
     )
     # Numbers are never cut; the questions have what is left of the line.
     table.add_column("\nquestion", no_wrap=True, overflow="ellipsis", max_width=max(8, width - NUMBERS_WIDTH))
-    table.add_column("\ndoor", no_wrap=True)
+    table.add_column("\nAPI", no_wrap=True)
     for column in ("prompt\ntokens", "answer\ntokens", "TTFT\nms", "ITL ms\nmean", "ITL ms\np99"):
         table.add_column(column, justify="right", no_wrap=True)
     for column in ("KV\nMiB", "KV\nms", "KV\nGB/s"):

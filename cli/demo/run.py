@@ -64,7 +64,7 @@ async def run_demo(config: ClusterConfig, questions: Sequence[Question], console
         ) as cluster:
             with working("Asking the colocated worker the same questions") as say:
                 num_pieces = itertools.count(1)
-                writers = [lambda _: say(f"{next(num_pieces)} pieces of text")] * len(questions)
+                writers = [lambda _: say(f"pieces of text so far: {next(num_pieces)}")] * len(questions)
                 over_grpc = [replace(question, protocol=Protocol.GRPC) for question in questions]
                 colocated = await _ask_all(cluster, over_grpc, writers)
     except DiptychError:
@@ -92,7 +92,8 @@ async def _ask_all(
     async with open_channel(cluster.grpc_address) as channel:
         asker = Asker(cluster.http_url, channel, cluster.config.model_name)
         tasks = [
-            asyncio.create_task(asker.ask(question, write)) for question, write in zip(questions, writers, strict=True)
+            asyncio.create_task(_ask(asker, question, write))
+            for question, write in zip(questions, writers, strict=True)
         ]
         try:
             return list(await asyncio.gather(*tasks))
@@ -101,6 +102,13 @@ async def _ask_all(
                 task.cancel()
             await asyncio.wait(tasks)
             await asker.close()
+
+
+async def _ask(asker: Asker, question: Question, write: Callable[[str], None]) -> Answer:
+    """The answer; its last line is ended, so that a screen of lines shows it now and not when the slowest is done."""
+    answer = await asker.ask(question, write)
+    write("\n")
+    return answer
 
 
 def _report(console: Console, listener: QuietListener, two_pools: list[Answer], colocated: list[Answer]) -> bool:

@@ -42,7 +42,7 @@ class PanelScreen:
         """Leave every answer standing in full."""
         self._live.stop()
         for index, text in enumerate(self._texts):
-            self._console.print(self._panel(index, text))
+            self._console.print(self._panel(index, text.rstrip()))
 
     def writer(self, index: int) -> Callable[[str], None]:
         """Appends to answer `index`."""
@@ -57,7 +57,7 @@ class PanelScreen:
         width = max(10, self._console.width - 4)
         panels = []
         for index, text in enumerate(self._texts):
-            lines = Text(text).wrap(self._console, width)
+            lines = Text(text.rstrip()).wrap(self._console, width)
             panels.append(self._panel(index, Text("\n").join(lines[-rows:])))
         return Group(*panels)
 

@@ -1,5 +1,6 @@
 """The small parts of the command: sizes, ports, prompts from files, the demo's sums and comparisons."""
 
+import io
 import math
 import socket
 
@@ -7,6 +8,7 @@ import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from cli.cluster import router_argv, worker_argv
 from cli.commands.doctor import examine
@@ -14,6 +16,7 @@ from cli.config import ClusterConfig, WorkerOptions, default_threads, usable_cor
 from cli.demo.asking import Answer
 from cli.demo.questions import QUESTIONS
 from cli.demo.report import differences, percentile
+from cli.demo.screen import LineScreen, PanelScreen
 from cli.doctor.finding import Level
 from cli.main import ROOT
 from cli.options import ADDRESS, SIZE
@@ -158,3 +161,27 @@ def test_a_check_of_the_doctor_that_fails_is_a_finding(monkeypatch):
     assert finding.level is Level.BROKEN
     assert finding.subject == "the moon"
     assert "too far" in finding.fact
+
+
+def test_an_answer_that_has_ended_is_shown_while_others_go_on():
+    shown = io.StringIO()
+    with LineScreen(QUESTIONS, Console(file=shown, width=100)) as screen:
+        screen.writer(0)("Paris")
+        assert "[1] Paris" not in shown.getvalue()
+        screen.writer(0)("\n")
+        assert "[1] Paris" in shown.getvalue()
+    assert shown.getvalue().count("[1] Paris") == 1
+
+
+def test_a_panel_ends_with_its_last_word():
+    shown = io.StringIO()
+    console = Console(file=shown, width=60, height=40)
+    with PanelScreen(QUESTIONS[:1], console) as screen:
+        screen.writer(0)("Paris\n")
+    assert [line.strip("│ ") for line in shown.getvalue().splitlines()[-2:-1]] == ["Paris"]
+
+
+@pytest.mark.parametrize("name", ["router", "prefill", "decode"])
+def test_a_service_on_its_own_says_that_it_is_ready(name):
+    (level,) = [param for param in ROOT.get_command(None, name).params if param.name == "log_level"]
+    assert level.default == "info"
