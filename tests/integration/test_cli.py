@@ -1,5 +1,6 @@
 """The command as a user meets it: from any folder, in pipes, interrupted, on an environment that is asked about itself."""
 
+import functools
 import json
 import signal
 import subprocess
@@ -63,7 +64,10 @@ def test_a_reader_that_leaves_is_no_traceback():
 def test_ctrl_c_while_answering_is_130_and_silent(number):
     line = [sys.executable, "-m", "cli", "generate", "--model", TINY, "--prompt", "It is", "--ignore-eos"]
     line += ["--max-tokens", "1000", "--threads", "1", "--kv-memory", "16MiB"]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    # A shell that runs the tests in the background has them, and all that they start, ignore SIGINT.
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(line, **streams, cwd=ROOT, preexec_fn=heed) as process:
         assert process.stdout.read(1)  # it has begun to answer
         process.send_signal(number)
         _, stderr = process.communicate(timeout=30)
