@@ -65,3 +65,9 @@ def test_every_direct_dependency_has_its_reason_and_its_pin():
     assert {w.lower().replace("_", "-") for w in wanted} <= pins
     reasons = (ROOT / "docs" / "adr" / "0010-dependencies.md").read_text().lower().replace("_", "-")
     assert not [w for w in wanted if w.lower().replace("_", "-") not in reasons]
+
+
+def test_every_decision_is_listed():
+    folder = ROOT / "docs" / "adr"
+    listed = (folder / "README.md").read_text()
+    assert [path.name for path in sorted(folder.glob("0*.md")) if f"]({path.name})" not in listed] == []
