@@ -56,7 +56,6 @@ class GrpcPeer:
     def __init__(self, decode: WorkerRef, address: str, channel_config: ChannelConfig | None = None) -> None:
         self.decode = decode
         self._name = f"decode worker {decode.worker_id}"
-        self._closed = False
         self._channel = open_channel(address, channel_config)
         self._stub = handoff_pb2_grpc.HandoffStub(self._channel)
 

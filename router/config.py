@@ -17,12 +17,16 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class HttpConfig:
-    """The HTTP door. Port 0 takes any free one."""
+    """The HTTP door. Port 0 takes any free one.
+
+    A client that neither sends the rest of its request nor reads its answer for `stall_s` is cut off.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
     max_body_bytes: int = 8 * MIB
     keep_alive_s: int = 30
+    stall_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ class RouterConfig:
         """Raise ConfigError naming the first value that cannot work."""
         positive = {
             "http.max_body_bytes": self.http.max_body_bytes,
+            "http.stall_s": self.http.stall_s,
             "admission.max_running": self.admission.max_running,
             "registry.ttl_s": self.registry.ttl_s,
             "request_timeout_s": self.request_timeout_s,

@@ -9,13 +9,8 @@ signals.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
-
-import uvicorn
 
 from contracts.clock import Clock
 from contracts.errors import ConfigError
@@ -26,11 +21,11 @@ from observability.metrics import RouterMetrics, WorkerSample
 from router.admission import Admission
 from router.attempts import Means
 from router.choice import Chooser
-from router.config import HttpConfig, RouterConfig
+from router.config import RouterConfig
 from router.flow import Flow
 from router.grpc_front import INFERENCE_SERVICE, REGISTRY_SERVICE, InferenceServicer, RegistryServicer
 from router.http_front import FrontLimits, HttpFront
-from router.http_protocol import HttpProtocol
+from router.http_server import HttpServer
 from router.model_card import load_model_card
 from router.policies import make_policy
 from router.pools import Pools
@@ -69,7 +64,7 @@ class RouterServer:
         means = Means(self._pools, Chooser(self._pools, policies), clock, config.retry, new_id)
         service = Inference(card, self._admission, Flow(means, metrics), self._registry, clock, metrics)
         limits = FrontLimits(config.http.max_body_bytes, config.request_timeout_s)
-        self._http = _HttpServer(config.http, HttpFront(service, self._registry, metrics, limits, new_id))
+        self._http = HttpServer(config.http, HttpFront(service, self._registry, metrics, limits, new_id).app)
         self._grpc = RpcServer(config.grpc, (INFERENCE_SERVICE, REGISTRY_SERVICE))
         servicer = InferenceServicer(service, config.request_timeout_s, new_id)
         inference_pb2_grpc.add_InferenceServicer_to_server(servicer, self._grpc.grpc_server)
@@ -137,67 +132,6 @@ class RouterServer:
 
     def _count_requests(self) -> tuple[int, int]:
         return self._admission.num_running, self._admission.num_waiting
-
-
-class _HttpServer:
-    """uvicorn on a socket of our own, without its signal handlers."""
-
-    def __init__(self, config: HttpConfig, front: HttpFront) -> None:
-        self._config = config
-        self._socket: socket.socket | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._server = _Uvicorn(
-            uvicorn.Config(
-                front.app,
-                http=HttpProtocol,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=config.keep_alive_s,
-            )
-        )
-
-    def bind(self) -> int:
-        """Take the port and return it. Raises ConfigError when it cannot be had."""
-        host, port = self._config.host.strip("[]"), self._config.port
-        try:
-            family, kind, proto, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            self._socket = socket.socket(family, kind, proto)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._socket.bind(place)
-        except OSError as error:
-            if self._socket is not None:
-                self._socket.close()
-            raise ConfigError(f"cannot listen on {join_address(host, port)}: {error.strerror or error}") from error
-        return int(self._socket.getsockname()[1])
-
-    async def start(self) -> None:
-        """Accept requests from now on."""
-        assert self._socket is not None
-        self._task = asyncio.ensure_future(self._server.serve(sockets=[self._socket]))
-        while not self._server.started and not self._task.done():
-            await asyncio.sleep(0)
-        if self._task.done():
-            await self._task
-
-    async def stop(self, grace_s: float) -> None:
-        """Accept nothing, let running answers end within `grace_s`, cancel the rest. Idempotent."""
-        task, self._task = self._task, None
-        if task is not None:
-            self._server.config.timeout_graceful_shutdown = max(1, round(grace_s))
-            self._server.should_exit = True
-            await task
-        if self._socket is not None:
-            self._socket.close()
-
-
-class _Uvicorn(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals are the process's, not a server's."""
-        yield
 
 
 def new_id() -> str:

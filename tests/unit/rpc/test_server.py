@@ -67,9 +67,9 @@ class Echo(prefill_pb2_grpc.PrefillServicer):
 
 @asynccontextmanager
 async def serving(
-    registry: Registry | None = None, prefill: Prefill | Echo | None = None
+    registry: Registry | None = None, prefill: Prefill | Echo | None = None, config: ServerConfig | None = None
 ) -> AsyncIterator[tuple[RpcServer, grpc.aio.Channel]]:
-    server = RpcServer(ServerConfig(), NAMES)
+    server = RpcServer(config or ServerConfig(), NAMES)
     registry_pb2_grpc.add_RegistryServicer_to_server(registry or Registry(), server.grpc_server)
     prefill_pb2_grpc.add_PrefillServicer_to_server(prefill or Prefill(), server.grpc_server)
     port = await server.start()
@@ -132,6 +132,20 @@ async def test_a_long_complaint_is_cut_to_what_trailers_hold() -> None:
     back = await announce_error(WorkerLost("é" * 1_000_000))
     assert isinstance(back, WorkerLost)
     assert back.message == "é" * 1000
+
+
+async def test_a_caller_that_does_not_read_loses_the_call_and_is_told_so_when_it_reads() -> None:
+    prefill = Prefill(first=10_000)
+    async with serving(prefill=prefill, config=ServerConfig(stall_s=0.3)) as (_, channel):
+        call = prefill_pb2_grpc.PrefillStub(channel).Run()
+        await asyncio.wait_for(prefill.closed.wait(), 10.0)
+        got = 0
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _event in call:
+                got += 1
+        assert 0 < got < 10_000
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "no message was taken for 0.3 s" in str(caught.value.details())
 
 
 async def closes_when(end: Callable[[grpc.aio.StreamStreamCall], object], first: int) -> None:

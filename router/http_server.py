@@ -1,0 +1,149 @@
+"""The HTTP door's socket: uvicorn on a port of our own, and connections that do not wait for a client for ever.
+
+    accepted ──▶ a request arrives whole ──▶ its answer is written ──▶ idle (keep-alive) ──▶ …
+                    │ not within stall_s          │ not read for stall_s      │ keep_alive_s
+                    └──────────▶ cut ◀────────────┘                           └──▶ closed
+
+A connection that is cut looks to the application like a client that has left. Does not know requests or answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from contracts.errors import ConfigError
+from observability.log import get_logger
+from router.config import HttpConfig
+from router.http_protocol import HttpProtocol
+from rpc.server import join_address
+
+log = get_logger(__name__)
+
+
+class HttpServer:
+    """Owns the socket and its connections from `bind` to `stop`."""
+
+    def __init__(self, config: HttpConfig, app: ASGIApp) -> None:
+        self._config = config
+        self._socket: socket.socket | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._server = _Uvicorn(
+            uvicorn.Config(
+                app,
+                http=_patience(config.stall_s),
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=config.keep_alive_s,
+            )
+        )
+
+    def bind(self) -> int:
+        """Take the port and return it. Raises ConfigError when it cannot be had."""
+        host, port = self._config.host.strip("[]"), self._config.port
+        try:
+            family, kind, proto, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            self._socket = socket.socket(family, kind, proto)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind(place)
+        except OSError as error:
+            if self._socket is not None:
+                self._socket.close()
+            raise ConfigError(f"cannot listen on {join_address(host, port)}: {error.strerror or error}") from error
+        return int(self._socket.getsockname()[1])
+
+    async def start(self) -> None:
+        """Accept requests from now on."""
+        assert self._socket is not None
+        self._task = asyncio.ensure_future(self._server.serve(sockets=[self._socket]))
+        while not self._server.started and not self._task.done():
+            await asyncio.sleep(0)
+        if self._task.done():
+            await self._task
+
+    async def stop(self, grace_s: float) -> None:
+        """Accept nothing, let running answers end within `grace_s`, cancel the rest. Idempotent."""
+        task, self._task = self._task, None
+        if task is not None:
+            self._server.config.timeout_graceful_shutdown = max(1, round(grace_s))
+            self._server.should_exit = True
+            await task
+        if self._socket is not None:
+            self._socket.close()
+
+
+class _Uvicorn(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the process's, not a server's."""
+        yield
+
+
+class _Connection(HttpProtocol):
+    """One connection, cut when its client does not go on. uvicorn itself only watches connections between requests."""
+
+    stall_s: float
+    _arriving: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """asyncio's: a client has connected and owes a request."""
+        super().connection_made(transport)
+        self._arriving = self._timer("its request does not arrive")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """asyncio's: over."""
+        for timer in (self._arriving, self._unread):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        """The parser's: the first byte of a request."""
+        super().on_message_begin()
+        if self._arriving is None:
+            self._arriving = self._timer("its request does not arrive")
+
+    def on_message_complete(self) -> None:
+        """The parser's: the last byte of a request."""
+        if self._arriving is not None:
+            self._arriving.cancel()
+            self._arriving = None
+        super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        """asyncio's: the client reads slower than we write."""
+        super().pause_writing()
+        if self._unread is None:
+            self._unread = self._timer("it does not read its answer")
+
+    def resume_writing(self) -> None:
+        """asyncio's: it has caught up."""
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+        super().resume_writing()
+
+    def _timer(self, why: str) -> asyncio.TimerHandle:
+        return self.loop.call_later(self.stall_s, self._cut, why)
+
+    def _cut(self, why: str) -> None:
+        log.info("connection cut", client=str(self.client), reason=why, stall_s=self.stall_s)
+        self.transport.abort()  # close() would wait for the client to read what is written already
+
+
+def _patience(limit_s: float) -> type[_Connection]:
+    """Connections that are cut after `limit_s`; uvicorn makes them by their class alone."""
+
+    class Patient(_Connection):
+        stall_s = limit_s
+
+    return Patient
