@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from engine.models.decoder import Decoder
 
 _log = logging.getLogger(__name__)
+_PROFILED_TOKENS = 256  # a step of seconds on small machines, not of half a minute
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,15 +167,19 @@ class LoadedModel:
         return runner
 
     def _profile_bytes(self) -> int:
-        """Memory that the largest step needs beyond weights and KV: measured, on KV memory of its own."""
+        """Memory that the largest step needs beyond weights and KV, from a smaller one measured on KV memory of its own.
+
+        A step's scratch is at most proportional to its tokens, so scaling a short step up errs on the safe side.
+        """
         from engine.execution.memory import peak_bytes
         from engine.execution.torch_runner import TorchRunner
         from engine.execution.warm_up import prompt_batch
 
-        num_tokens = min(self._config.max_num_batched_tokens, self._max_model_len - 1)
+        largest = min(self._config.max_num_batched_tokens, self._max_model_len - 1)
+        num_tokens = min(largest, _PROFILED_TOKENS)
         num_blocks = self._layout.num_blocks_for(num_tokens)
         buffer = memoryview(bytearray(num_blocks * self._layout.block_bytes))
         runner = TorchRunner(self._model, self._layout, buffer, num_blocks, self._max_model_len)
         _, peak = peak_bytes(lambda: runner.execute(prompt_batch(num_tokens, self._layout.block_size)))
-        logits = min(self._config.max_num_seqs, num_tokens) * self.vocab_size * 4
-        return peak + logits
+        logits = min(self._config.max_num_seqs, largest) * self.vocab_size * 4
+        return peak * -(-largest // num_tokens) + logits

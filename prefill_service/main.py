@@ -18,6 +18,7 @@ from engine.build import load
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.execution.interface import ModelRunner
+from engine.execution.memory import memory_turn
 from engine.output import StepOutput
 from kv_transfer.choose import make_connectors
 from kv_transfer.region import SharedRegion
@@ -46,9 +47,10 @@ class Computer:
 def build(config: PrefillConfig) -> Computer:
     """Load the model and make its KV memory. Slow. Raises ConfigError and ModelLoadError."""
     loaded = load(config.model)
-    num_blocks = loaded.num_blocks_for(config.kv_memory_bytes)
-    region = SharedRegion(num_blocks * loaded.layout.block_bytes)
-    region.populate()  # else the first request on each block pays for it, twenty times slower than a copy
+    with memory_turn():
+        num_blocks = loaded.num_blocks_for(config.kv_memory_bytes)
+        region = SharedRegion(num_blocks * loaded.layout.block_bytes)
+        region.populate()  # else the first request on each block pays for it, twenty times slower than a copy
     return Computer(loaded.runner(region.buffer, num_blocks), region)
 
 

@@ -161,7 +161,7 @@ class Inference:
                     room = min(room, max(bound, sampling.min_tokens))
             sampling = replace(sampling, max_tokens=room)
         needed = num_prompt + sampling.max_tokens - 1  # the last token's KV is never computed
-        if num_prompt < context and needed > capacity:
+        if num_prompt + sampling.max_tokens <= context and needed > capacity:  # else the context is what to name
             fits = f"at most {capacity} fit the KV memory of the largest decode worker"
             raise InvalidRequest("prompt", f"{num_prompt} tokens and max_tokens {sampling.max_tokens}", fits)
         return sampling

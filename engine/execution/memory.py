@@ -5,12 +5,16 @@ Free is the smaller of what the machine has and what the control group still all
 
 from __future__ import annotations
 
+import os
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import psutil
+from filelock import FileLock
 
 T = TypeVar("T")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -28,6 +32,16 @@ def available_bytes() -> int:
         if limit is not None and used is not None:
             free = min(free, max(0, limit - used))
     return free
+
+
+@contextmanager
+def memory_turn() -> Iterator[None]:
+    """One worker of this user on this machine at a time: measures what is free and takes it before the next one looks.
+
+    Workers that start together would else each count the same memory as theirs. Ends with the process at the latest.
+    """
+    with FileLock(Path(tempfile.gettempdir()) / f"diptych-memory-{os.getuid()}.lock"):
+        yield
 
 
 def peak_bytes(call: Callable[[], T]) -> tuple[T, int]:

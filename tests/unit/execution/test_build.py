@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import selectors
 import shutil
 import subprocess
 import sys
@@ -92,3 +93,30 @@ def test_weights_that_give_no_tokens_are_refused_when_they_are_loaded(tmp_path: 
     model = load(ModelRuntimeConfig(tmp_path, threads=1))
     with pytest.raises(ModelLoadError, match="not finite"):
         model.runner(memoryview(bytearray(4 * model.layout.block_bytes)), 4)
+
+
+def test_workers_that_start_together_take_memory_in_turn() -> None:
+    """Two processes must not both count the same free memory as theirs."""
+    code = (
+        "from engine.execution.memory import memory_turn\n"
+        "with memory_turn():\n"
+        "    print('in', flush=True)\n"
+        "    input()\n"
+        "print('out', flush=True)\n"
+    )
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    with start() as first:
+        assert first.stdin is not None
+        assert first.stdout is not None
+        assert first.stdout.readline() == "in\n"
+        with start() as second:
+            assert second.stdout is not None
+            selector = selectors.DefaultSelector()
+            selector.register(second.stdout, selectors.EVENT_READ)
+            assert not selector.select(0.3)
+            first.kill()  # a dead worker keeps nobody waiting
+            assert second.stdout.readline() == "in\n"
+            second.communicate("\n")
