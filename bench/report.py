@@ -18,6 +18,8 @@ from bench.machine import MachineFacts
 from bench.stats import Spread
 from contracts.errors import ConfigError
 
+QUIET_PERCENT = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class Measure:
@@ -70,6 +72,11 @@ class Record:
     report: Report
     foreign_cpu_percent: float  # of all cores, over the measurement
 
+    @property
+    def noisy(self) -> bool:
+        """Whether other work took so much of the cores that the numbers say little."""
+        return self.foreign_cpu_percent > QUIET_PERCENT
+
 
 def measure(name: str, unit: str, runs: Spread) -> Measure:
     """A Measure of a spread's runs."""
@@ -119,6 +126,8 @@ def markdown(record: Record) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     if report.notes:
         lines += ["", *(f"* {note}" for note in report.notes)]
+    if record.noisy:
+        lines += ["", "**Other work took a part of the cores: read ratios with care and differences not at all.**"]
     return "\n".join([*lines, "", _origin(record), ""])
 
 
@@ -128,7 +137,7 @@ def summary(records: Sequence[Record]) -> str:
     lines += ["| measurement | bar | measured | wanted | |", "|---|---|---|---|---|"]
     for record in records:
         report = record.report
-        link = f"[{report.name}]({report.name}.md)"
+        link = f"[{report.name}]({report.name}.md)" + (" (noisy machine)" if record.noisy else "")
         for v in report.verdicts:
             lines.append(f"| {link} | {v.name} | {number(v.value)} {v.unit} | {_wanted(v)} | {_met(v)} |")
         if not report.verdicts:

@@ -62,6 +62,14 @@ def test_joined_reports_keep_every_row_under_its_label():
     assert both.name == REPORT.name
 
 
+def test_a_noisy_machine_is_told_on_both_pages(tmp_path):
+    quiet, noisy = (Record(machine_facts(), REPORT, percent) for percent in (4.9, 5.1))
+    assert "Other work" not in markdown(quiet)
+    assert "Other work" in markdown(noisy)
+    write(noisy, tmp_path)
+    assert "noisy machine" in (tmp_path / "README.md").read_text()
+
+
 def test_a_bar_counts_as_met_when_it_is_just_reached():
     assert Verdict("x", 2.0, "", bar=2.0, at_least=True).met
     assert Verdict("x", 2.0, "", bar=2.0, at_least=False).met
