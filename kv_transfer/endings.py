@@ -60,9 +60,8 @@ async def within(clock: Clock, limit_s: float, work: Coroutine[None, None, T]) -
         await asyncio.wait((task, timer), return_when=asyncio.FIRST_COMPLETED)
     finally:
         timer.cancel()
-        if not task.done():
-            task.cancel()
-            await until_done(task)
+        task.cancel()
+        await until_done(task)  # also if it ended in the same turn in which the caller was cancelled: then nobody hears of it
     if task.cancelled():
         raise TimeoutError(f"nothing within {limit_s:g} s")
     return task.result()

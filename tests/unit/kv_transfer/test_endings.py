@@ -1,11 +1,12 @@
 """Waiting that ends in a known state."""
 
 import asyncio
+import gc
 
 import pytest
 
 from contracts.clock import VirtualClock, settle
-from contracts.errors import NoRoom
+from contracts.errors import NoRoom, UnknownHandoff
 from kv_transfer.endings import report, run_to_end, until_done, within
 
 
@@ -110,3 +111,22 @@ async def test_report_tells_only_of_faults_that_are_ours():
     task.cancel()
     await settle()
     assert [type(error) for error in fatal] == [KeyError]
+
+
+async def test_what_failed_as_its_caller_left_is_not_reported_as_unseen():
+    loop, unseen = asyncio.get_running_loop(), []
+    loop.set_exception_handler(lambda _, context: unseen.append(context))
+    answer = loop.create_future()
+
+    async def work():
+        return await answer
+
+    caller = asyncio.ensure_future(within(VirtualClock(), 5.0, work()))
+    await settle()
+    answer.set_exception(UnknownHandoff("gone"))
+    loop.call_soon(caller.cancel)  # in the turn in which the work ends, before its caller hears of it
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    del answer
+    gc.collect()
+    assert not unseen
