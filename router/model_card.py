@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as HFTokenizer
 
-from contracts.errors import ModelLoadError
+from contracts.errors import InvalidRequest, ModelLoadError
 from contracts.sampling import MAX_SEED, SamplingParams
 from router.chat_template import ChatTemplate
 from router.tokenizer import Tokenizer
@@ -54,12 +55,13 @@ def load_model_card(model_dir: Path, name: str) -> ModelCard:
         raise ModelLoadError(f"{model_dir}: {error.message}") from error
     digest = hashlib.sha256(json.dumps([config, generation], sort_keys=True).encode()).hexdigest()
     where = model_dir / "config.json"
+    vocab_size = _positive(config, "vocab_size", where)
     return ModelCard(
         name=name,
         tokenizer=Tokenizer(hf, template, special.get("bos_token", _id_text(hf, config.get("bos_token_id")))),
-        vocab_size=_positive(config, "vocab_size", where),
+        vocab_size=vocab_size,
         max_model_len=_positive(config, "max_position_embeddings", where),
-        defaults=_sampling_defaults(generation, model_dir / "generation_config.json"),
+        defaults=_sampling_defaults(generation, vocab_size, model_dir / "generation_config.json"),
         max_new_tokens=_optional_int(generation.get("max_new_tokens")),
         fingerprint=f"fp_{digest[:12]}",
     )
@@ -72,7 +74,7 @@ def _read_json(path: Path, *, required: bool) -> Mapping[str, object]:
         if not required:
             return {}
         raise ModelLoadError(f"{path}: not there") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path}: {error}") from error
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path}: must be a JSON object")
@@ -94,7 +96,10 @@ def _read_tokenizer(path: Path) -> HFTokenizer:
 def _template_source(model_dir: Path, tokenizer_config: Mapping[str, object]) -> str | None:
     file = model_dir / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ModelLoadError(f"{file}: {error}") from error
     source = tokenizer_config.get("chat_template")
     if isinstance(source, list):  # several by name; tool use and retrieval have their own
         named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
@@ -109,7 +114,7 @@ def _token_text(value: object) -> str | None:
 
 
 def _id_text(hf: HFTokenizer, value: object) -> str | None:
-    return hf.id_to_token(value) if isinstance(value, int) else None
+    return hf.id_to_token(value) if isinstance(value, int) and 0 <= value < hf.get_vocab_size() else None
 
 
 def _positive(config: Mapping[str, object], field: str, where: Path) -> int:
@@ -123,17 +128,25 @@ def _optional_int(value: object) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
 
 
-def _sampling_defaults(generation: Mapping[str, object], where: Path) -> SamplingParams:
+def _sampling_defaults(generation: Mapping[str, object], vocab_size: int, where: Path) -> SamplingParams:
+    """Raises ModelLoadError for values that would have every request refused that does not bring its own."""
     base = SamplingParams()
+    top_k = _number(generation, "top_k", base.top_k, where)
+    if not math.isfinite(top_k) or int(top_k) != top_k:
+        raise ModelLoadError(f"{where}: top_k is {top_k!r}, must be an integer")
     defaults = replace(
         base,
         temperature=_number(generation, "temperature", base.temperature, where),
         top_p=_number(generation, "top_p", base.top_p, where),
         min_p=_number(generation, "min_p", base.min_p, where),
         repetition_penalty=_number(generation, "repetition_penalty", base.repetition_penalty, where),
-        top_k=int(_number(generation, "top_k", base.top_k, where)),
+        top_k=0 if top_k == -1 else int(top_k),  # -1 is another word for all
     )
-    return replace(defaults, top_k=max(0, defaults.top_k))
+    try:
+        defaults.validate(vocab_size)
+    except InvalidRequest as error:
+        raise ModelLoadError(f"{where}: {error.message}") from error
+    return defaults
 
 
 def _number(generation: Mapping[str, object], field: str, default: float, where: Path) -> float:

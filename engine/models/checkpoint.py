@@ -39,6 +39,7 @@ class Checkpoint:
     """Open files of one directory; a context manager, which closes them. Tensors taken must be copied before that."""
 
     def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self._files = _tensor_files(directory)
         self._open: dict[Path, _SafeFile] = {}
         for path in sorted(set(self._files.values())):
@@ -67,7 +68,9 @@ class Checkpoint:
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A mapped tensor of exactly `shape`, floating point; ModelLoadError otherwise."""
         if name not in self._files:
-            raise ModelLoadError(f"{_where(self._files.values())}: tensor {name} {list(shape)} is missing")
+            raise ModelLoadError(
+                f"{_where(self._directory, self._files.values())}: tensor {name} {list(shape)} is missing"
+            )
         path = self._files[name]
         try:
             found = self._open[path].get_tensor(name)
@@ -134,7 +137,7 @@ def _check_complete(path: Path) -> None:
         try:
             header = json.loads(file.read(length))
             ends = {name: int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"}
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise ModelLoadError(f"{path}: no safetensors header: {error}") from error
     present = size - 8 - length
     cut = sorted((end, name) for name, end in ends.items() if end > present)
@@ -142,6 +145,7 @@ def _check_complete(path: Path) -> None:
         raise ModelLoadError(f"{path}: truncated: tensor {cut[0][1]} ends at byte {cut[0][0]} of {present} present")
 
 
-def _where(paths: Iterable[Path]) -> str:
-    found = sorted(set(paths))
-    return str(found[0]) if len(found) == 1 else str(found[0].parent)
+def _where(directory: Path, paths: Iterable[Path]) -> Path:
+    """The only file that could have it, or else the directory."""
+    found = set(paths)
+    return found.pop() if len(found) == 1 else directory

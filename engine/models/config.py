@@ -8,6 +8,7 @@ name. Reads both `rope_theta` + `rope_scaling` and the newer `rope_parameters`. 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": "qwen3",
 }
 _MAX_POSITIONS = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}
+_MAX_LAYERS = 10_000
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -120,7 +122,7 @@ def read_json(path: Path) -> Json:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelLoadError(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path}: expected a JSON object, got {type(value).__name__}")
@@ -143,10 +145,15 @@ class _Keys:
             raise self.wrong(key, "must be a positive integer")
         return value
 
-    def number(self, key: str, default: float) -> float:
-        value = self.raw.get(key, default)
+    def number(self, key: str, default: float, *, least: float = 0.0, open_low: bool = False) -> float:
+        """A finite number that is `least` or more, with `open_low` more. The default is taken as it is."""
+        if key not in self.raw:
+            return default
+        value = self.raw[key]
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self.wrong(key, "must be a number")
+        if not math.isfinite(value) or value < least or (open_low and value == least):
+            raise self.wrong(key, f"must be a finite number {'above' if open_low else 'from'} {least:g}")
         return float(value)
 
     def boolean(self, key: str, default: bool) -> bool:
@@ -182,6 +189,8 @@ def _refuse_unsupported(keys: _Keys, family: str) -> None:
 
 def _windows(keys: _Keys, family: str) -> tuple[int | None, ...]:
     num_layers = keys.integer("num_hidden_layers", 32)
+    if num_layers > _MAX_LAYERS:
+        raise keys.wrong("num_hidden_layers", f"at most {_MAX_LAYERS}")
     if family == "llama":
         return (None,) * num_layers
     on = family == "mistral" or keys.boolean("use_sliding_window", False)
@@ -219,7 +228,7 @@ def _rope(keys: _Keys, max_positions: int) -> RopeConfig:
     partial = scaling.get("partial_rotary_factor", keys.raw.get("partial_rotary_factor"))
     if partial not in (None, 1, 1.0):
         raise ModelLoadError(f"{rope.source}: partial_rotary_factor: got {partial!r}, only 1 is supported")
-    theta = rope.number("rope_theta", keys.number("rope_theta", 10000.0))
+    theta = rope.number("rope_theta", keys.number("rope_theta", 10000.0, open_low=True), open_low=True)
     # Only these types rescale with respect to an original context; the others' "original" is the config's own.
     original = max_positions
     if rope_type in ("llama3", "yarn"):
@@ -234,12 +243,12 @@ def _rope(keys: _Keys, max_positions: int) -> RopeConfig:
         rope_type,
         theta,
         original,
-        factor=rope.number("factor", max_positions / original),
-        low_freq_factor=rope.number("low_freq_factor", 1.0),
-        high_freq_factor=rope.number("high_freq_factor", 4.0),
-        beta_fast=rope.number("beta_fast", 32.0),
-        beta_slow=rope.number("beta_slow", 1.0),
-        attention_factor=rope.number("attention_factor", 1.0) if explicit else None,
+        factor=rope.number("factor", max_positions / original, least=1.0),
+        low_freq_factor=rope.number("low_freq_factor", 1.0, open_low=True),
+        high_freq_factor=rope.number("high_freq_factor", 4.0, open_low=True),
+        beta_fast=rope.number("beta_fast", 32.0, open_low=True),
+        beta_slow=rope.number("beta_slow", 1.0, open_low=True),
+        attention_factor=rope.number("attention_factor", 1.0, open_low=True) if explicit else None,
         mscale=rope.number("mscale", 0.0),
         mscale_all_dim=rope.number("mscale_all_dim", 0.0),
         truncate=rope.boolean("truncate", True),

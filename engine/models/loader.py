@@ -79,12 +79,14 @@ class _Reader:
 
     def merged(self, names: tuple[str, ...], rows: tuple[int, ...], *columns: int) -> Tensor:
         """Tensors names[i] [rows[i], *columns] one below the other, copied once."""
+        # All shapes are compared before memory is asked for: a config may name sizes that nobody has.
+        parts = [self._checkpoint.tensor(name, (count, *columns)) for name, count in zip(names, rows, strict=True)]
+        self._taken.update(names)
         out = torch.empty(sum(rows), *columns, dtype=self._dtype)
         start = 0
-        for name, count in zip(names, rows, strict=True):
-            self._taken.add(name)
-            out[start : start + count] = self._checkpoint.tensor(name, (count, *columns))
-            start += count
+        for part in parts:
+            out[start : start + len(part)] = part
+            start += len(part)
         return out
 
     def pack(self, weight: Tensor) -> Linear:

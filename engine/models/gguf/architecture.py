@@ -10,6 +10,7 @@ but the rope factors.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,9 +74,9 @@ def read_architecture(file: GGUFFile) -> Architecture:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelLoadError(f"{file.path}: tensor token_embd.weight is missing")
-    hidden_size = file.integer(f"{name}.embedding_length")
-    num_heads = file.integer(f"{name}.attention.head_count")
-    head_dim = file.integer(f"{name}.attention.key_length", hidden_size // num_heads)
+    hidden_size = _size(file, f"{name}.embedding_length")
+    num_heads = _size(file, f"{name}.attention.head_count")
+    head_dim = _size(file, f"{name}.attention.key_length", hidden_size // num_heads)
     for key in (f"{name}.rope.dimension_count", f"{name}.attention.value_length"):
         if file.integer(key, head_dim) != head_dim:
             raise ModelLoadError(
@@ -83,11 +84,11 @@ def read_architecture(file: GGUFFile) -> Architecture:
             )
     return Architecture(
         name=name,
-        num_layers=file.integer(f"{name}.block_count"),
+        num_layers=_size(file, f"{name}.block_count"),
         hidden_size=hidden_size,
-        intermediate_size=file.integer(f"{name}.feed_forward_length"),
+        intermediate_size=_size(file, f"{name}.feed_forward_length"),
         num_heads=num_heads,
-        num_kv_heads=file.integer(f"{name}.attention.head_count_kv", num_heads),
+        num_kv_heads=_size(file, f"{name}.attention.head_count_kv", num_heads),
         head_dim=head_dim,
         vocab_size=embedding.shape[0],
         tied="output.weight" not in file.tensors,
@@ -132,21 +133,36 @@ def hf_config(file: GGUFFile, arch: Architecture, dtype: str) -> dict[str, JSONV
 def tensor_plan(file: GGUFFile, arch: Architecture) -> list[TensorPlan]:
     """Every tensor of the model in order. ModelLoadError when one is missing, has another shape, or is not part of it."""
     plans = [TensorPlan("token_embd.weight", "model.embed_tokens.weight", (arch.vocab_size, arch.hidden_size))]
+    _check(file, plans)
     for layer in range(arch.num_layers):
-        plans += _layer_plan(arch, layer)
-    plans.append(TensorPlan("output_norm.weight", "model.norm.weight", (arch.hidden_size,)))
+        plan = _layer_plan(arch, layer)
+        _check(file, plan)  # layer by layer: a file may claim more of them than anybody could list
+        plans += plan
+    ends = [TensorPlan("output_norm.weight", "model.norm.weight", (arch.hidden_size,))]
     if not arch.tied:
-        plans.append(TensorPlan("output.weight", "lm_head.weight", (arch.vocab_size, arch.hidden_size)))
+        ends.append(TensorPlan("output.weight", "lm_head.weight", (arch.vocab_size, arch.hidden_size)))
+    _check(file, ends)
+    plans += ends
+    unknown = set(file.tensors) - {plan.source for plan in plans} - {ROPE_FACTORS}
+    if unknown:
+        raise ModelLoadError(f"{file.path}: tensor {min(unknown)} is not part of a {arch.name} model")
+    return plans
+
+
+def _check(file: GGUFFile, plans: Sequence[TensorPlan]) -> None:
     for plan in plans:
         tensor = file.tensors.get(plan.source)
         if tensor is None:
             raise ModelLoadError(f"{file.path}: tensor {plan.source} is missing")
         if tensor.shape != plan.shape:
             raise ModelLoadError(f"{file.path}: tensor {plan.source} has shape {tensor.shape}, expected {plan.shape}")
-    unknown = set(file.tensors) - {plan.source for plan in plans} - {ROPE_FACTORS}
-    if unknown:
-        raise ModelLoadError(f"{file.path}: tensor {min(unknown)} is not part of a {arch.name} model")
-    return plans
+
+
+def _size(file: GGUFFile, key: str, default: int | None = None) -> int:
+    value = file.integer(key, default)
+    if value < 1:
+        raise ModelLoadError(f"{file.path}: {key} is {value}, must be at least 1")
+    return value
 
 
 def _layer_plan(arch: Architecture, layer: int) -> list[TensorPlan]:

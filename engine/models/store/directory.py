@@ -50,7 +50,7 @@ def _read_object(path: Path) -> dict[str, object]:
         raise ModelLoadError(f"{path}: missing")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise ModelLoadError(f"{path}: not readable JSON: {error}") from error
     if not isinstance(content, dict):
         raise ModelLoadError(f"{path}: must hold a JSON object, holds a {type(content).__name__}")
@@ -68,7 +68,7 @@ def _check_safetensors(path: Path) -> None:
     try:
         header = json.loads(raw)
         ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
         raise ModelLoadError(f"{path}: not a safetensors file: its header is no table of tensors") from error
     expected = 8 + header_bytes + max(ends, default=0)
     if size != expected:

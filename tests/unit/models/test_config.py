@@ -105,6 +105,13 @@ def test_an_unknown_architecture_is_refused_by_name_with_the_known_ones() -> Non
     ("changes", "message"),
     [
         ({"hidden_act": "gelu"}, "hidden_act: got 'gelu'"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers: got 1000000000, at most 10000"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps: got -1, must be a finite number from 0"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps: got nan"),
+        ({"rope_theta": 0}, "rope_theta: got 0, must be a finite number above 0"),
+        ({"rope_scaling": {"type": "dynamic", "factor": -1}}, "factor: got -1, must be a finite number from 1"),
+        ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "factor: got 0.5"),
+        ({"rope_scaling": {"type": "yarn", "factor": float("inf")}}, "factor: got inf"),
         (
             {"rope_scaling": {"type": "longrope", "factor": 2.0}},
             "rope type 'longrope' is not supported; known: default",

@@ -1,6 +1,7 @@
 """A GGUF file becomes the Hugging Face directory it stands for, bit for bit, or is refused with the reason."""
 
 import json
+import math
 
 import gguf
 import numpy as np
@@ -182,6 +183,11 @@ def test_rope_scaling_is_carried_over(tmp_path, metadata, expected):
         (Recipe(arch="qwen3", metadata={"qwen3.attention.sliding_window": 4}), ["sliding_window is 4"]),
         (Recipe(metadata={"llama.block_count": None}), ["the metadata has no llama.block_count"]),
         (Recipe(metadata={"llama.block_count": "two"}), ["llama.block_count has a value of type str: 'two'"]),
+        (Recipe(metadata={"llama.block_count": 2**31}), ["blk.2.attn_norm.weight is missing"]),
+        (Recipe(metadata={"llama.block_count": 0}), ["llama.block_count is 0, must be at least 1"]),
+        (Recipe(metadata={"llama.attention.head_count": 0}), ["llama.attention.head_count is 0"]),
+        (Recipe(metadata={"llama.attention.head_count_kv": 3}), ["is no multiple of num_key_value_heads 3"]),
+        (Recipe(metadata={"llama.attention.layer_norm_rms_epsilon": math.nan}), ["rms_norm_eps: got nan"]),
         (Recipe(vocab=9), ["11 tokens but only 9 rows"]),
         (
             Recipe(quant="TQ2_0", hidden=256, inner=256, head_dim=64, layers=1),

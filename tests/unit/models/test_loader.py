@@ -144,6 +144,22 @@ def test_wrong_shape(whole: Path, tmp_path: Path) -> None:
     assert f"tensor {name}: shape [16, 32], expected [16, 64]" in refusal(directory)
 
 
+def test_a_config_of_sizes_that_nobody_has_is_refused_before_memory_is_asked_for(whole: Path, tmp_path: Path) -> None:
+    directory = copy(whole, tmp_path / "m")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"vocab_size": 10**12}))
+    assert "expected [1000000000000, " in refusal(directory)
+
+
+def test_no_tensor_at_all(whole: Path, tmp_path: Path) -> None:
+    directory = copy(whole, tmp_path / "m")
+    rewrite(directory, lambda tensors: tensors.clear())
+    message = refusal(directory)
+    assert message.startswith(str(directory))
+    assert "model.embed_tokens.weight" in message
+    assert "is missing" in message
+
+
 def test_integer_weights(whole: Path, tmp_path: Path) -> None:
     directory = copy(whole, tmp_path / "m")
     rewrite(directory, lambda tensors: tensors.update({"model.norm.weight": torch.ones(64, dtype=torch.int32)}))
@@ -191,7 +207,17 @@ def test_truncated_file_names_the_first_tensor_that_is_cut(whole: Path, tmp_path
     assert "truncated: tensor " in message
 
 
-@pytest.mark.parametrize("data", [b"", b"abc", b"\xff" * 64, b"\x08\0\0\0\0\0\0\0not json", b"\x02\0\0\0\0\0\0\0[]"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xa0\x86\x01\0\0\0\0\0" + b"[" * 100_000,
+        b"",
+        b"abc",
+        b"\xff" * 64,
+        b"\x08\0\0\0\0\0\0\0not json",
+        b"\x02\0\0\0\0\0\0\0[]",
+    ],
+)
 def test_a_file_that_is_no_safetensors(whole: Path, tmp_path: Path, data: bytes) -> None:
     directory = copy(whole, tmp_path / "m")
     (directory / "model.safetensors").write_bytes(data)

@@ -113,7 +113,8 @@ def write_model(path, **files):
     for name in ("config.json", "tokenizer.json"):
         (path / name).write_bytes((TINY / name).read_bytes())
     for name, content in files.items():
-        (path / name.replace("__", ".")).write_text(content if isinstance(content, str) else json.dumps(content))
+        text = content if isinstance(content, str | bytes) else json.dumps(content)
+        (path / name.replace("__", ".")).write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
 
 
@@ -155,11 +156,23 @@ def test_where_templates_are_kept(tmp_path, form):
         ({"tokenizer__json": "{}"}, "tokenizer.json"),
         ({"generation_config__json": {"temperature": "hot"}}, "temperature"),
         ({"tokenizer_config__json": {"chat_template": "{% if %}"}}, "chat template, line 1"),
+        ({"config__json": "[" * 100_000}, "config.json"),
+        ({"chat_template__jinja": b"\xff\xfe"}, "chat_template.jinja"),
+        ({"generation_config__json": {"temperature": -1}}, r"generation_config\.json: temperature: got -1"),
+        ({"generation_config__json": '{"top_p": NaN}'}, "top_p: got nan"),
+        ({"generation_config__json": {"top_k": 1.5}}, "top_k is 1.5, must be an integer"),
+        ({"generation_config__json": {"top_k": -2}}, "top_k: got -2"),
     ],
 )
 def test_a_directory_that_cannot_be_used_says_which_file_and_why(tmp_path, files, says):
     with pytest.raises(ModelLoadError, match=says):
         load_model_card(write_model(tmp_path, **files), "m")
+
+
+@pytest.mark.parametrize("bos", [-1, 5000, 2**70, "x"])
+def test_a_bos_that_the_tokenizer_does_not_know_is_none(tmp_path, bos):
+    config = json.loads((TINY / "config.json").read_text()) | {"bos_token_id": bos}
+    assert load_model_card(write_model(tmp_path, config__json=config), "m").tokenizer._bos_id is None
 
 
 def test_a_missing_file_is_named(tmp_path):
