@@ -3,7 +3,7 @@
     permit() ──▶ running                       while fewer than max_running run
              ──▶ waiting ──▶ running           by priority, then by arrival
              ──▶ Overloaded(retry_after_s)     when max_waiting wait already
-             ──▶ Unavailable                   after close()
+             ──▶ Unavailable                   after close(); those who wait already: after halt()
 
 A permit is given back once, when its `async with` block ends. Knows nothing of a request but its priority and deadline.
 """
@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from contracts.clock import Clock
-from contracts.errors import DeadlineExceeded, Overloaded, Unavailable
+from contracts.errors import DeadlineExceeded, DiptychError, Overloaded, Unavailable
 from router.config import AdmissionConfig
 
 _SMOOTHING = 0.1
@@ -58,6 +58,13 @@ class Admission:
     def close(self) -> None:
         """Let nobody in from now on; those who wait still get their turn."""
         self._closed = True
+
+    def halt(self, reason: DiptychError) -> None:
+        """As `close`, and those who wait are sent away with `reason`."""
+        self.close()
+        for _, _, turn in self._queue:
+            if not turn.done():
+                turn.set_exception(reason)
 
     async def wait_idle(self) -> None:
         """Return when nothing runs and nothing waits."""

@@ -27,6 +27,7 @@ from contracts.worker import WorkerInfo, WorkerKind
 from router.choice import Chooser
 from router.config import RetryConfig
 from router.exchange import Route
+from router.halt import Halt
 from router.legs import (
     DecodeLost,
     DecodeTokens,
@@ -47,22 +48,24 @@ _BOOKS_S = 0.5  # how long a finished answer waits for the prefill worker's acco
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What every attempt works with. `new_id` makes ids that are unique for ever."""
+    """What every attempt works with. `new_id` makes ids that are unique for ever; `halt` ends all attempts at once."""
 
     pools: Pools
     chooser: Chooser
     clock: Clock
     retry: RetryConfig
     new_id: Callable[[], str]
+    halt: Halt
 
 
 class Alarms:
-    """Timers of one attempt that ring in its inbox. Owns their tasks; `cancel` ends them."""
+    """What ends one attempt from outside and rings in its inbox: timers, and the router's halt. `cancel` silences all."""
 
-    def __init__(self, clock: Clock, inbox: Inbox) -> None:
+    def __init__(self, clock: Clock, inbox: Inbox, halt: Halt) -> None:
         self._clock = clock
         self._inbox = inbox
         self._tasks: list[asyncio.Task[None]] = []
+        self._unlisten = halt.listen(lambda reason: inbox.put_nowait(TimeUp(reason)))
 
     def set(self, delay_s: float, error: DiptychError | None) -> None:
         """Put TimeUp(error) into the inbox after `delay_s`."""
@@ -70,8 +73,14 @@ class Alarms:
 
     def cancel(self) -> None:
         """None of them rings any more."""
+        self.cancel_timers()
+        self._unlisten()
+
+    def cancel_timers(self) -> None:
+        """Only the halt rings from now on, and timers that are set anew."""
         for task in self._tasks:
             task.cancel()
+        self._tasks.clear()
 
     async def _ring(self, delay_s: float, error: DiptychError | None) -> None:
         await self._clock.sleep(delay_s)
@@ -89,7 +98,7 @@ class Alone:
     async def deltas(self) -> AsyncGenerator[TokenDelta, None]:
         """See the module."""
         inbox: Inbox = asyncio.Queue()
-        alarms = Alarms(self._means.clock, inbox)
+        alarms = Alarms(self._means.clock, inbox, self._means.halt)
         request = self._progress.request(self._means.new_id())
         session = self._means.pools.session(self._decode.ref)
         claim = Claim(self._means.pools, self._decode.ref, request.num_tokens)
@@ -125,7 +134,7 @@ class HandOver:
         self._progress = progress
         self._prefill = prefill
         self._inbox: Inbox = asyncio.Queue()
-        self._alarms = Alarms(means.clock, self._inbox)
+        self._alarms = Alarms(means.clock, self._inbox, means.halt)
         self._leg = means.pools.prefill_leg(prefill.ref, self._inbox)
         self._target = Target(means.new_id(), decode)
         self._decode_claim: Claim | None = None
@@ -252,7 +261,7 @@ class HandOver:
         self._detach()
         self._target = Target(self._means.new_id(), decode)
         self._decode_error = None
-        self._alarms.cancel()
+        self._alarms.cancel_timers()
         self._alarms.set(progress.time_left_s, _deadline())
         self._attach()
         self._leg.retarget(self._target)

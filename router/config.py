@@ -43,7 +43,8 @@ class RetryConfig:
 
     `max_failures` counts lost workers, failed hand-offs and refusals of one request together; after `max_handoff_failures`
     failed hand-offs it runs on a decode worker alone. While no worker is there, a request that already ran waits up to
-    `worker_wait_s` for one. A decode worker that is lost before the commit is noticed by the prefill worker too, which
+    `worker_wait_s` for one; so does every request in the router's first `first_worker_wait_s`, in which the workers of its
+    last life find it again. A decode worker that is lost before the commit is noticed by the prefill worker too, which
     holds the KV: its word is awaited for `handoff_verdict_s`.
     """
 
@@ -51,6 +52,7 @@ class RetryConfig:
     max_handoff_failures: int = 2
     backoff_s: float = 0.05
     worker_wait_s: float = 30.0
+    first_worker_wait_s: float = 10.0
     handoff_verdict_s: float = 10.0
 
 

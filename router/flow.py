@@ -30,6 +30,7 @@ class Flow:
     def __init__(self, means: Means, metrics: RouterMetrics) -> None:
         self._means = means
         self._metrics = metrics
+        self._started_at = means.clock.now()
 
     def start(self, job: Job) -> Progress:
         """The books of a new job, to be passed to `deltas` and read when it ends."""
@@ -82,16 +83,20 @@ class Flow:
                 return self._means.chooser.choose_fresh(WorkerKind.PREFILL, progress.job, progress.avoid)
 
     async def _worker(self, kind: WorkerKind, progress: Progress) -> WorkerInfo:
-        """A ready worker; a request waits for one when it ran already, or when one is known that is not ready just now."""
+        """A ready worker. Waits for one if the request ran already, if one is known that is not ready just now, or if this
+        router is so young that its workers may not have found it yet.
+        """
         clock, retry = self._means.clock, self._means.retry
         give_up = clock.now() + retry.worker_wait_s
         while True:
+            self._means.halt.check()
             chosen = self._means.chooser.choose(kind, progress.job, progress.avoid)
             if chosen is not None:
                 return chosen
             if progress.time_left_s == 0:
                 raise DeadlineExceeded(f"the request's time ran out while it waited for a {kind} worker")
-            hopeful = progress.num_failures > 0 or self._means.pools.knows_any(kind)
+            young = clock.now() < self._started_at + retry.first_worker_wait_s
+            hopeful = progress.num_failures > 0 or young or self._means.pools.knows_any(kind)
             if not hopeful or clock.now() >= give_up:
                 raise _NoWorker(f"no {kind} worker is ready")
             await clock.sleep(min(_POLL_S, progress.time_left_s))

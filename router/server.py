@@ -13,7 +13,7 @@ import uuid
 from dataclasses import dataclass
 
 from contracts.clock import Clock
-from contracts.errors import ConfigError
+from contracts.errors import ConfigError, Unavailable
 from contracts.pb.diptych.v1 import inference_pb2_grpc, registry_pb2_grpc
 from contracts.worker import WorkerKind
 from observability.log import get_logger
@@ -24,6 +24,7 @@ from router.choice import Chooser
 from router.config import RouterConfig
 from router.flow import Flow
 from router.grpc_front import INFERENCE_SERVICE, REGISTRY_SERVICE, InferenceServicer, RegistryServicer
+from router.halt import Halt
 from router.http_front import FrontLimits, HttpFront
 from router.http_server import HttpServer
 from router.model_card import load_model_card
@@ -55,13 +56,14 @@ class RouterServer:
         self._registry = EmbeddedRegistry(config.registry, config.model_name, clock)
         self._pools = Pools(self._registry, config.channel)
         self._admission = Admission(config.admission, clock)
+        self._halt = Halt()
         card = load_model_card(config.model_dir, config.model_name)
         metrics = RouterMetrics(config.model_name, self._sample_workers, self._count_requests)
         policies = {
             WorkerKind.PREFILL: make_policy(config.policies.prefill),
             WorkerKind.DECODE: make_policy(config.policies.decode),
         }
-        means = Means(self._pools, Chooser(self._pools, policies), clock, config.retry, new_id)
+        means = Means(self._pools, Chooser(self._pools, policies), clock, config.retry, new_id, self._halt)
         service = Inference(card, self._admission, Flow(means, metrics), self._registry, clock, metrics)
         limits = FrontLimits(config.http.max_body_bytes, config.request_timeout_s)
         self._http = HttpServer(config.http, HttpFront(service, self._registry, metrics, limits, new_id).app)
@@ -97,8 +99,9 @@ class RouterServer:
         await self._admission.wait_idle()
 
     async def stop(self) -> None:
-        """Close both doors, cancel what still runs, give everything back. Idempotent."""
-        self._admission.close()
+        """Close both doors, end what still runs with a last word, give everything back. Idempotent."""
+        self._halt.now()
+        self._admission.halt(Unavailable("this router is stopping"))
         housekeeping, self._housekeeping = self._housekeeping, None
         if housekeeping is not None:
             housekeeping.cancel()

@@ -74,7 +74,7 @@ def router_config(tmp_path: Path, **changes) -> RouterConfig:
         model_name=MODEL,
         http=HttpConfig(port=0),
         grpc=ServerConfig(port=0),
-        retry=RetryConfig(backoff_s=0.01, worker_wait_s=1.0, handoff_verdict_s=0.3),
+        retry=RetryConfig(backoff_s=0.01, worker_wait_s=1.0, first_worker_wait_s=0.0, handoff_verdict_s=0.3),
         registry=RegistryConfig(ttl_s=2.0),
         request_timeout_s=20.0,
     )
