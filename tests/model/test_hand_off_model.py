@@ -1,0 +1,165 @@
+"""The hand-off keeps its promises in every state that small worlds can reach, and each rule of it is needed.
+
+The worlds and the promises: `world.py`. A run prints how many states it walked (`pytest -s`); a broken promise is printed as
+the shortest way to it.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from kv_transfer.handoff import SOURCE_TABLE, TARGET_TABLE, SourceAction, SourceState, TargetAction, TargetState
+from tests.model.explorer import Model, explore
+from tests.model.world import Answer, Bounds, Promise, Rules, source_rows, target_rows
+
+S, SA, T, TA = SourceState, SourceAction, TargetState, TargetAction
+
+ONE = Bounds(prefill_lives=2, decode_lives=2)
+CONTENDING = Bounds(hands=2, need=2, prefill_lives=2)  # room for one at a time: blocks change hands
+SIDE_BY_SIDE = Bounds(hands=2, need=1)
+WORLDS = {
+    "one hand-off, both workers start again": ONE,
+    "two hand-offs, room for one, prefill starts again": CONTENDING,
+    "two hand-offs, room for one, decode starts again": Bounds(hands=2, need=2, decode_lives=2),
+    "two hand-offs side by side": SIDE_BY_SIDE,
+}
+
+
+@pytest.fixture(scope="module")
+def walks():
+    return {name: explore(Model(Rules(), bounds)) for name, bounds in WORLDS.items()}
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_every_promise_holds_in_every_state(walks, name):
+    found = walks[name]
+    print(f"{name}: {found.num_states} states, {found.num_moves} moves")
+    assert found.broken is None, found.story()
+
+
+def test_the_walk_sees_every_row_that_does_something(walks):
+    walked = set().union(*(found.walked for found in walks.values()))
+    rows = [*SOURCE_TABLE.items(), *TARGET_TABLE.items()]
+    assert [pair for pair, (after, actions) in rows if (actions or after != pair[0]) and pair not in walked] == []
+
+
+def test_the_walk_sees_every_way_that_two_sides_may_answer(walks):
+    answers = set().union(*(found.answers for found in walks.values()))
+    for pair in ((Answer.TOKENS, Answer.TOKENS), (Answer.ERROR, Answer.ERROR), (Answer.ERROR, Answer.NONE)):
+        assert pair in answers
+    assert (Answer.ERROR, Answer.TOKENS) in answers  # the acknowledgement was lost: the router reads one of the two
+    assert (Answer.TOKENS, Answer.ERROR) not in answers
+
+
+def test_the_model_walks_the_tables_of_the_product():
+    rules = Rules()
+    assert rules.source is SOURCE_TABLE
+    assert rules.target is TARGET_TABLE
+
+
+DRAINING, RELEASED_AT_ONCE = (T.DRAINING, ()), (T.RELEASED, (TA.CLOSE_WINDOWS, TA.RELEASE))
+MUTATIONS = {
+    # The decode side's table
+    "an abort while receiving releases at once": (
+        Rules(target=target_rows(RECEIVING__ABORTED=(T.RELEASED, (TA.RELEASE,)))),
+        Promise.FENCED,
+    ),
+    "an abort while reserved releases at once": (
+        Rules(target=target_rows(RESERVED__ABORTED=RELEASED_AT_ONCE)),
+        Promise.FENCED,
+    ),
+    "a lease that runs out is released at once": (
+        Rules(target=target_rows(RESERVED__EXPIRED=RELEASED_AT_ONCE)),
+        Promise.FENCED,
+    ),
+    "a new life of prefill releases at once": (
+        Rules(target=target_rows(RESERVED__PEER_RESTARTED=RELEASED_AT_ONCE)),
+        Promise.FENCED,
+    ),
+    "adopted at the commit, without quiescence": (
+        Rules(target=target_rows(RESERVED__COMMIT=(T.ADOPTED, (TA.CLOSE_WINDOWS, TA.ADOPT)))),
+        Promise.FENCED,
+    ),
+    "a lease that runs out closes no window": (Rules(target=target_rows(RESERVED__EXPIRED=DRAINING)), Promise.FREED),
+    "a lease is released twice": (
+        Rules(target=target_rows(RELEASED__QUIESCED=(T.RELEASED, (TA.RELEASE,)))),
+        Promise.ONE_OWNER,
+    ),
+    "what was adopted is released, too": (
+        Rules(target=target_rows(ADOPTED__QUIESCED=(T.RELEASED, (TA.RELEASE,)))),
+        Promise.ONE_ANSWER,
+    ),
+    "an abort is ignored while reserved": (
+        Rules(target=target_rows(RESERVED__ABORTED=(T.RESERVED, ()))),
+        Promise.GIVEN_UP,
+    ),
+    "an abort is ignored while receiving": (
+        Rules(target=target_rows(RECEIVING__ABORTED=(T.RECEIVING, ()))),
+        Promise.GIVEN_UP,
+    ),
+    "a commit revives what drains": (
+        Rules(target=target_rows(DRAINING__COMMIT=(T.RECEIVING, ()))),
+        Promise.GIVEN_UP,
+    ),
+    "a late commit adopts what was released": (
+        Rules(target=target_rows(RELEASED__COMMIT=(T.RECEIVING, ()))),
+        Promise.GIVEN_UP,
+    ),
+    "bad bytes are adopted": (
+        Rules(target=target_rows(RECEIVING__REFUSED=(T.ADOPTED, (TA.ADOPT,)))),
+        Promise.GIVEN_UP,
+    ),
+    "a new life of prefill is no news": (
+        Rules(target=target_rows(RESERVED__PEER_RESTARTED=(T.RESERVED, ()))),
+        Promise.STALE,
+    ),
+    "draining never ends": (Rules(target=target_rows(DRAINING__QUIESCED=DRAINING)), Promise.FREED),
+    # The prefill side's table
+    "an abort gives the source blocks back at once": (
+        Rules(source=source_rows(SENDING__ABORTED=(S.RELEASED, (SA.TELL_PEER, SA.GIVE_BACK)))),
+        Promise.SOURCE_READ,
+    ),
+    "an abort is ignored while sending": (
+        Rules(source=source_rows(SENDING__ABORTED=(S.SENDING, ()))),
+        Promise.GIVEN_UP,
+    ),
+    "a late grant begins to send again": (
+        Rules(source=source_rows(RELEASED__GRANTED=(S.SENDING, (SA.SEND,)))),
+        Promise.ONE_OWNER,
+    ),
+    "a failure keeps the source blocks": (
+        Rules(source=source_rows(COMPUTING__FAILED=(S.RELEASED, (SA.TELL_PEER,)))),
+        Promise.FREED,
+    ),
+    # When events happen
+    "no lease runs out": (Rules(leases_end=False), Promise.FREED),
+    "prefill waits for ever": (Rules(gives_up=False), Promise.FREED),
+    "committed before the last write": (Rules(commits_after_last_write=False), Promise.WRITTEN),
+    "source blocks are free before the acknowledgement": (Rules(waits_for_acknowledgement=False), Promise.NO_LIE),
+    "prefill does not wait for its own write": (Rules(waits_for_own_write=False), Promise.SOURCE_READ),
+    "released while not quiesced": (Rules(waits_for_writers=False), Promise.FENCED),
+    "a closed window is no fence": (Rules(windows_fence=False), Promise.FENCED),
+    "stale epochs are obeyed": (Rules(refuses_stale_lives=False), Promise.STALE),
+    "older lives are left alone": (Rules(ends_older_lives=False), Promise.STALE),
+    "grants without a second look": (Rules(looks_again_after_asking=False), Promise.STALE),
+    "forgets what has ended": (Rules(remembers_ended=False), Promise.ONE_ANSWER),
+    "the pool gives a block to two": (Rules(pool_gives_free_blocks=False), Promise.ONE_OWNER),
+}
+NEEDS_TWO = {"the pool gives a block to two"}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_every_rule_is_needed(name):
+    rules, promise = MUTATIONS[name]
+    found = explore(Model(rules, CONTENDING if name in NEEDS_TWO else ONE))
+    print(found.story())
+    assert found.broken is promise, found.story()
+    assert found.trace
+
+
+def test_a_counterexample_can_be_read():
+    rules = Rules(target=target_rows(RESERVED__ABORTED=RELEASED_AT_ONCE))
+    trace = "\n".join(explore(Model(rules, replace(ONE, decode_lives=1))).trace)
+    assert "prefill begins and sends Reserve" in trace
+    assert "writer inside" in trace
+    assert trace.endswith(Promise.FENCED)

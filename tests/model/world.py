@@ -1,0 +1,212 @@
+"""The hand-off as a model: what a state is, what may be changed about the rules, and what breaks a promise.
+
+    Shared: lives of both workers, free blocks        Hand: one hand-off: prefill side, network, decode side
+
+The states of both sides and what they do about events are the product's own tables (`kv_transfer.handoff`). What `sender.py`,
+`incoming.py` and `receiver.py` add to them, when an event happens at all, is in `Rules`, one line each, so that a test can
+take one away. More may happen here than can in the product: time is left out (a lease may run out, a sender may give up at
+any moment), every message may be lost, may overtake, and may come again for ever, and a worker that has a new life goes on
+in its old one, too, or stops at any step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from kv_transfer.handoff import (
+    SOURCE_TABLE,
+    TARGET_TABLE,
+    SourceAction,
+    SourceEvent,
+    SourceState,
+    SourceTable,
+    TargetAction,
+    TargetEvent,
+    TargetState,
+    TargetTable,
+)
+
+
+class Promise(StrEnum):
+    """What must hold in every state that can be reached."""
+
+    FENCED = "a block is freed, or the engine's, while it can be written"
+    FREED = "not every block is freed in the end"
+    ONE_OWNER = "a block has not exactly one owner"
+    ONE_ANSWER = "a side does not answer with exactly one of tokens and error"
+    NO_LIE = "prefill says that it was taken over, decode says that it was lost"
+    STALE = "a stale epoch is obeyed"
+    WRITTEN = "the engine goes on with bytes that were never written"
+    GIVEN_UP = "what was given up goes on all the same"
+    SOURCE_READ = "a write reads source blocks that have been given back"
+    IMPOSSIBLE = "a pair of state and event that the table does not know"
+
+
+class Message(StrEnum):
+    """What has been sent for a hand-off: it may come from now on, any number of times, or never."""
+
+    RESERVE = "Reserve"
+    GRANT = "Grant"
+    COMMIT = "Commit"
+    COMMITTED = "the answer to Commit"
+    ABORT = "Abort"
+
+
+class Writing(StrEnum):
+    """Where a write is."""
+
+    NONE = "none"
+    UNDER_WAY = "under way"  # issued, not inside the window yet
+    INSIDE = "inside"  # bytes may land at any moment; a writer that was stopped stays here
+
+
+class Window(StrEnum):
+    """The leave to write into a hand-off's blocks."""
+
+    NONE = "none"
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+class Before(StrEnum):
+    """The decode side before there is a reservation."""
+
+    UNKNOWN = "unknown"
+    ASKING = "asking"  # the engine has been asked for room, its answer has not come
+
+
+class Answer(StrEnum):
+    """What a side has told whoever waits for it."""
+
+    NONE = "nothing"
+    TOKENS = "tokens"
+    ERROR = "error"
+
+
+class Shared(NamedTuple):
+    """What hand-offs share. A block is a bit."""
+
+    prefill: int  # the prefill worker's current life
+    decode: int
+    known: int  # the newest life of the prefill worker that decode has seen
+    free: int
+
+
+class Hand(NamedTuple):
+    """One hand-off, from both sides."""
+
+    source: SourceState | None = None  # None: not begun
+    prefill: int = 0  # the lives that it is between
+    decode: int = 0
+    held: bool = False  # the source blocks are the hand-off's
+    cancelled: bool = False  # its client has left
+    written: int = 0
+    writing: Writing = Writing.NONE  # reads the source blocks
+    source_said: Answer = Answer.NONE
+    sent: frozenset[Message] = frozenset()
+    late: Writing = Writing.NONE  # a write whose sender has stopped reading, or a copy of one, that may still land
+    target: TargetState | Before = Before.UNKNOWN
+    ended: bool = False  # an abort or another end came before adoption: remembered
+    window: Window = Window.NONE
+    landed: int = 0
+    blocks: int = 0  # leased or the engine's, as bits
+    target_said: Answer = Answer.NONE
+
+    @property
+    def inside(self) -> bool:
+        """Whether bytes can land at this moment, however the window is."""
+        return Writing.INSIDE in (self.writing, self.late)
+
+    @property
+    def quiesced(self) -> bool:
+        """What `close_window` is True for."""
+        return self.window is Window.CLOSED and not self.inside
+
+    def outline(self) -> str:
+        """One line for a trace."""
+        inside = "+writer inside" if self.inside else ""
+        return (
+            f"prefill {self.source or 'not begun'}, said {self.source_said} | "
+            f"decode {self.target}, window {self.window}{inside}, blocks {self.blocks:b}, said {self.target_said}"
+        )
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A step of a table, as an observer of the product sees it."""
+
+    before: SourceState | TargetState
+    event: SourceEvent | TargetEvent
+    after: SourceState | TargetState
+    actions: tuple[SourceAction | TargetAction, ...]
+
+
+class Step(NamedTuple):
+    """Something that may happen. `promised`: it will, without any message and whatever else goes wrong."""
+
+    text: str
+    hand: Hand
+    shared: Shared
+    promised: bool = False
+    seen: Observation | None = None
+    broken: Promise | None = None
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The tables, and when their events happen. The defaults are the product's."""
+
+    source: SourceTable = field(default_factory=lambda: SOURCE_TABLE)
+    target: TargetTable = field(default_factory=lambda: TARGET_TABLE)
+    # sender.py
+    gives_up: bool = True  # no answer, no room, a lost lease, a deadline: it fails by itself
+    commits_after_last_write: bool = True
+    waits_for_acknowledgement: bool = True
+    waits_for_own_write: bool = True  # before it counts as quiesced
+    # connector.py
+    windows_fence: bool = True  # no write begins but in an open window
+    # incoming.py
+    leases_end: bool = True
+    waits_for_writers: bool = True  # before it adopts or releases
+    # receiver.py, memory.py
+    refuses_stale_lives: bool = True
+    ends_older_lives: bool = True
+    remembers_ended: bool = True  # longer than a message can be late: ReceiverConfig.max_remembered
+    looks_again_after_asking: bool = True
+    pool_gives_free_blocks: bool = True
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How small the world is. `need`: blocks of each hand-off."""
+
+    hands: int = 1
+    blocks: int = 2
+    need: int = 2
+    prefill_lives: int = 1
+    decode_lives: int = 1
+
+    @property
+    def all_free(self) -> int:
+        """Every block, as bits."""
+        return (1 << self.blocks) - 1
+
+
+def source_rows(**rows: tuple[SourceState, tuple[SourceAction, ...]]) -> SourceTable:
+    """The prefill side's table with rows replaced, each named `STATE__EVENT`."""
+    table = dict(SOURCE_TABLE)
+    for name, row in rows.items():
+        state, event = name.split("__")
+        table[SourceState[state], SourceEvent[event]] = row
+    return table
+
+
+def target_rows(**rows: tuple[TargetState, tuple[TargetAction, ...]]) -> TargetTable:
+    """The decode side's table with rows replaced, each named `STATE__EVENT`."""
+    table = dict(TARGET_TABLE)
+    for name, row in rows.items():
+        state, event = name.split("__")
+        table[TargetState[state], TargetEvent[event]] = row
+    return table
