@@ -5,6 +5,7 @@ Does not know formats or downloads; `engine.models.store` does.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from cli.progress import working
@@ -16,7 +17,7 @@ def fetch(model: str, cache_dir: Path | None) -> Path:
 
     Progress is shown on stderr. Raises ConfigError or its ModelLoadError.
     """
-    if Path(model).expanduser().is_dir():
+    if os.path.isdir(os.path.expanduser(model)):  # Path raises for what cannot be looked up
         return resolve_model(model, cache_dir)  # only looked at, which takes no time
     with working(f"Looking for the model {model}") as say:
         return resolve_model(model, cache_dir, say)

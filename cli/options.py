@@ -9,6 +9,7 @@ Does not know any command.
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -21,7 +22,9 @@ Decorated = TypeVar("Decorated", bound="Callable[..., object] | click.Command")
 
 _UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+_HOST = re.compile(r"[\w.-]+", re.ASCII)
 MAX_PORT = 65535
+MAX_LABEL_CHARS = 256
 
 
 class SectionedOption(click.Option):
@@ -145,7 +148,70 @@ class NameType(click.ParamType[str]):
         return text
 
 
+class LabelType(NameType):
+    """A name that others are shown: printable, of a sensible length."""
+
+    name = "label"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text without white space around it."""
+        text = super().convert(value, param, ctx)
+        if len(text) > MAX_LABEL_CHARS or not text.isprintable():
+            self.fail(f"{text!r} must be printable and have at most {MAX_LABEL_CHARS} characters", param, ctx)
+        return text
+
+
+class TextType(click.ParamType[str]):
+    """Any text of at least `least_chars` characters. A shell passes any bytes; those that are not UTF-8 are refused."""
+
+    name = "text"
+
+    def __init__(self, least_chars: int = 0) -> None:
+        self._least_chars = least_chars
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text as it was given."""
+        text = str(value)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            self.fail(f"{text!r} is not UTF-8", param, ctx)
+        if len(text) < self._least_chars:
+            self.fail(f"{text!r} must have at least {self._least_chars} character", param, ctx)
+        return text
+
+
+class AdvertiseType(click.ParamType[str]):
+    """HOST or HOST:PORT under which others reach us; an IPv6 address in brackets when a port follows."""
+
+    name = "host[:port]"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The address as it was given."""
+        text = str(value)
+        host, colon, port = text.rpartition(":")
+        if not colon or _is_ipv6(text):
+            host, port = text, "1"
+        bare_ipv6 = colon and host != text and not host.startswith("[") and ":" in host
+        known = _HOST.fullmatch(host) or (_is_ipv6(host) and not bare_ipv6)
+        if text and not (known and port.isdecimal() and 0 < int(port) <= MAX_PORT):
+            self.fail(f"{value!r} is not HOST or HOST:PORT with a port from 1 to {MAX_PORT}", param, ctx)
+        return text
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text[1:-1] if text.startswith("[") and text.endswith("]") else text)
+    except ValueError:
+        return False
+    return True
+
+
 NAME = NameType()
+LABEL = LabelType()
+TEXT = TextType()
+SOME_TEXT = TextType(least_chars=1)
+ADVERTISE = AdvertiseType()
 MODEL_DIR = ModelDirType()
 SIZE = SizeType()
 ADDRESS = AddressType()

@@ -129,12 +129,14 @@ class LoadedModel:
         """KV blocks that fit `kv_memory_bytes`; None: what measurement leaves, at most what a full house can use.
 
         Measured: (memory free now × utilisation − the largest step's scratch) after a profiling forward. Raises
-        ConfigError when not even two blocks fit.
+        ConfigError when not even two blocks fit, and when more is asked for than is free.
         """
         from engine.execution.memory import available_bytes
 
         block_bytes = self._layout.block_bytes
         if kv_memory_bytes is not None:
+            if kv_memory_bytes > (free := available_bytes()):
+                raise ConfigError(f"kv memory: {kv_memory_bytes} bytes asked for, {free} are free")
             num_blocks = kv_memory_bytes // block_bytes
             source = f"{kv_memory_bytes} bytes asked for"
         else:

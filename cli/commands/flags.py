@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from cli.options import DTYPE, LOG_LEVEL, MODEL_DIR, NAME, SECONDS, SIZE, Decorated, option
+from cli.options import ADVERTISE, DTYPE, LABEL, LOG_LEVEL, MODEL_DIR, NAME, SECONDS, SIZE, Decorated, option
 from observability.log import configure_logging
 from rpc.process import end_with_parent, run_process
 
@@ -24,7 +24,7 @@ model_option = option(
 served_name_option = option(
     "--served-name",
     section="Model",
-    type=NAME,
+    type=LABEL,
     metavar="NAME",
     help="Name that clients use. [default: the model's own name]",
 )
@@ -106,6 +106,7 @@ model_dir_option = option(
 advertise_option = option(
     "--advertise",
     section="Addresses",
+    type=ADVERTISE,
     default="",
     show_default=False,
     metavar="HOST[:PORT]",

@@ -16,7 +16,7 @@ import click
 from cli.commands import flags
 from cli.modelsource import fetch
 from cli.offline import OfflineAnswer, OfflineRun, OfflineTotals, build_engine
-from cli.options import SectionedCommand, apply, option
+from cli.options import SOME_TEXT, TEXT, SectionedCommand, apply, option
 from cli.progress import working
 from cli.prompts import Prompt, from_file, from_text
 from contracts.errors import ConfigError, InvalidRequest
@@ -67,7 +67,14 @@ OPTIONS = (
     flags.dtype_option,
     flags.max_model_len_option,
     flags.cache_dir_option,
-    option("--prompt", section="Prompts", multiple=True, metavar="TEXT", help="A prompt; may be given several times."),
+    option(
+        "--prompt",
+        section="Prompts",
+        type=TEXT,
+        multiple=True,
+        metavar="TEXT",
+        help="A prompt; may be given several times.",
+    ),
     option(
         "--file",
         section="Prompts",
@@ -99,7 +106,12 @@ OPTIONS = (
     option("--seed", section="Sampling", type=int, default=0, help="Same seed, same prompt: same answer."),
     option("--min-tokens", section="Sampling", type=int, default=0, metavar="TOKENS", help="Do not stop before."),
     option(
-        "--stop", section="Sampling", multiple=True, metavar="TEXT", help="Ends the answer; may be given several times."
+        "--stop",
+        section="Sampling",
+        type=SOME_TEXT,
+        multiple=True,
+        metavar="TEXT",
+        help="Ends the answer; may be given several times.",
     ),
     option(
         "--stop-token-id",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from cli.commands import flags
-from cli.options import ADDRESS, NAME, PORT, Decorated, option
+from cli.options import ADDRESS, LABEL, PORT, Decorated, option
 from engine.build import ModelRuntimeConfig
 from engine.config import SchedulerConfig, SchedulingPolicy
 from engine.models.store import model_name
@@ -59,7 +59,7 @@ OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
     option(
         "--worker-id",
         section="Cluster",
-        type=NAME,
+        type=LABEL,
         metavar="NAME",
         help="Name of this worker, unlike any other's. [default: made of pool, host and process id]",
     ),

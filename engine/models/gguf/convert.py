@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from contracts.errors import ModelLoadError
-from engine.models.config import parse_model_config
 from engine.models.gguf.architecture import JSONValue, hf_config, read_architecture, tensor_plan
 from engine.models.gguf.reading import GGUFFile
 from engine.models.gguf.tensors import check_quants, stored_dtype, write_tensors
@@ -34,9 +33,7 @@ def convert_gguf(source: Path, directory: Path, progress: Callable[[str], None])
     check_quants(file)
     plans = tensor_plan(file, arch)
     dtype = stored_dtype(file)
-    config = hf_config(file, arch, dtype)
-    parse_model_config(config, source=str(source))  # what a loader would refuse is refused before it is converted
-    _write_json(directory / "config.json", config)
+    _write_json(directory / "config.json", hf_config(file, arch, dtype))
     progress(f"{source.name}: building the tokenizer")
     tokenizer = build_tokenizer(file)
     if tokenizer.get_vocab_size() > arch.vocab_size:

@@ -6,6 +6,7 @@ Does not know what the keys mean.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -60,8 +61,12 @@ class GGUFFile:
         """A number, read as the shortest decimal that its float32 stands for: 1e-05, not 9.999999747378752e-06."""
         field = self._reader.get_field(key)
         if field is not None and field.types[0] is gguf.GGUFValueType.FLOAT32:
-            return float(str(np.float32(self._value(key, float, None))))
-        return float(self._value(key, (float, int), default))
+            value = float(str(np.float32(self._value(key, float, None))))
+        else:
+            value = float(self._value(key, (float, int), default))
+        if not math.isfinite(value):
+            raise ModelLoadError(f"{self.path}: {key} is {value}, must be a finite number")
+        return value
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         """A boolean; without a default a missing key raises ModelLoadError."""

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from contracts.errors import ModelLoadError
+from contracts.errors import ModelLoadError, shown
 from engine.models.gguf.convert import CONVERTER_VERSION, convert_gguf
 from engine.models.store.cache import file_digest, made_once
 from engine.models.store.config import default_cache_dir
@@ -38,12 +38,12 @@ def resolve_model(name_or_path: str, cache_dir: Path | None = None, progress: Ca
     `progress` gets a line at each step and every few seconds within long ones. Safe to call from several processes at
     once. Raises ModelLoadError naming the file, or the ways in which a model can be named.
     """
-    path = Path(name_or_path).expanduser()
-    if path.is_dir():
+    path = _as_path(name_or_path)
+    if path is not None and path.is_dir():
         check_model_dir(path)
         return path
     root = cache_dir or default_cache_dir()
-    if path.is_file():
+    if path is not None and path.is_file():
         return _from_gguf(path, root, progress)
     if name_or_path in PACKAGED_MODELS:
         return _from_package(name_or_path, PACKAGED_MODELS[name_or_path], root, progress)
@@ -52,9 +52,23 @@ def resolve_model(name_or_path: str, cache_dir: Path | None = None, progress: Ca
         check_model_dir(folder)
         return folder
     raise ModelLoadError(
-        f"model {name_or_path!r}: no such directory or .gguf file, not a built-in name ({', '.join(BUILT_IN_NAMES)}), "
+        f"model {shown(name_or_path)}: no such directory or .gguf file, not a built-in name ({', '.join(BUILT_IN_NAMES)}), "
         "not a hub id (org/name)"
     )
+
+
+def _as_path(name_or_path: str) -> Path | None:
+    """The path that it may be; None for what the system cannot look up (too long, another user's unknown home)."""
+    try:
+        path = Path(name_or_path).expanduser()
+        path.stat()
+    except FileNotFoundError:
+        return None
+    except PermissionError as error:
+        raise ModelLoadError(f"model {shown(name_or_path)}: {error.strerror}") from error
+    except (OSError, RuntimeError, ValueError):
+        return None
+    return path
 
 
 def _from_gguf(path: Path, root: Path, progress: Callable[[str], None]) -> Path:

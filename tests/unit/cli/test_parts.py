@@ -19,7 +19,7 @@ from cli.demo.report import differences, percentile
 from cli.demo.screen import LineScreen, PanelScreen
 from cli.doctor.finding import Level
 from cli.main import ROOT
-from cli.options import ADDRESS, SIZE
+from cli.options import ADDRESS, ADVERTISE, SIZE
 from cli.ports import keep_port
 from cli.prompts import from_file
 from contracts.errors import ConfigError
@@ -185,3 +185,18 @@ def test_a_panel_ends_with_its_last_word():
 def test_a_service_on_its_own_says_that_it_is_ready(name):
     (level,) = [param for param in ROOT.get_command(None, name).params if param.name == "log_level"]
     assert level.default == "info"
+
+
+@pytest.mark.parametrize(
+    "address", ["", "host", "a.b-c.d", "10.0.0.1", "host:80", "::1", "[::1]", "[::1]:80", "fe80::1:2"]
+)
+def test_addresses_to_advertise(address):
+    assert ADVERTISE.convert(address, None, None) == address
+
+
+@pytest.mark.parametrize(
+    "address", [" ", "a b", "host:", "host:0", "host:65536", "host:x", ":80", "http://host", "a:b:c"]
+)
+def test_addresses_that_nobody_can_reach(address):
+    with pytest.raises(click.BadParameter, match="HOST"):
+        ADVERTISE.convert(address, None, None)

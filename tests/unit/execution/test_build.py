@@ -63,6 +63,8 @@ def test_pool_by_bytes() -> None:
     assert loaded.num_blocks_for(10 * size + size - 1) == 10
     with pytest.raises(ConfigError, match="fewer than 2 blocks"):
         loaded.num_blocks_for(size)
+    with pytest.raises(ConfigError, match=f"kv memory: {2**50} bytes asked for, [0-9]+ are free"):
+        loaded.num_blocks_for(2**50)
 
 
 def test_pool_by_measurement_is_no_larger_than_a_full_house_needs() -> None:

@@ -186,8 +186,7 @@ def test_rope_scaling_is_carried_over(tmp_path, metadata, expected):
         (Recipe(metadata={"llama.block_count": 2**31}), ["blk.2.attn_norm.weight is missing"]),
         (Recipe(metadata={"llama.block_count": 0}), ["llama.block_count is 0, must be at least 1"]),
         (Recipe(metadata={"llama.attention.head_count": 0}), ["llama.attention.head_count is 0"]),
-        (Recipe(metadata={"llama.attention.head_count_kv": 3}), ["is no multiple of num_key_value_heads 3"]),
-        (Recipe(metadata={"llama.attention.layer_norm_rms_epsilon": math.nan}), ["rms_norm_eps: got nan"]),
+        (Recipe(metadata={"llama.attention.layer_norm_rms_epsilon": math.nan}), ["layer_norm_rms_epsilon is nan"]),
         (Recipe(vocab=9), ["11 tokens but only 9 rows"]),
         (
             Recipe(quant="TQ2_0", hidden=256, inner=256, head_dim=64, layers=1),

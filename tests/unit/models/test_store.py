@@ -113,7 +113,8 @@ def test_a_header_that_is_no_table_is_refused(model_dir, header):
 
 
 @pytest.mark.parametrize(
-    "name", ["no-such-model", "./org/name", "/no/such/dir", "a/b/c", "missing.gguf", "x/missing.gguf"]
+    "name",
+    ["no-such-model", "./org/name", "/no/such/dir", "a/b/c", "missing.gguf", "x/missing.gguf", "~no-such-user/x"],
 )
 def test_an_unknown_name_tells_the_ways_to_name_a_model(tmp_path, name):
     message = complaint(resolve_model, name, tmp_path)
