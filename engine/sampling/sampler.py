@@ -23,6 +23,7 @@ from engine.sampling.row import SampledToken, SamplingRow
 
 # Below this, dividing by the temperature only loses digits: the likeliest token is the answer (vLLM's bound).
 GREEDY_TEMPERATURE = 1e-5
+_RUN = 128
 
 
 class Sampler:
@@ -76,11 +77,25 @@ def _is_plain(row: SamplingRow) -> bool:
 
 
 def _likeliest(logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
-    # max, not argmax: on bfloat16 argmax takes four times as long. Both give the first of equal values.
-    values, ids = logits.max(dim=-1)
+    values, ids = _first_max(logits)
     return [
         SampledToken(token_id)
         if math.isfinite(value)
         else SampledToken(None, fault=f"the largest logit at position {len(row.token_ids)} is {value}, not finite")
         for value, token_id, row in zip(values.tolist(), ids.tolist(), rows, strict=True)
     ]
+
+
+def _first_max(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest value of each row and the first place it stands at; NaN counts as largest.
+
+    max, not argmax: on bfloat16 argmax takes four times as long. And where the vocabulary divides, first the best run of
+    128 logits (amax is vectorised, max with its index is not), then the best in it: half of the time again.
+    """
+    if logits.shape[-1] % _RUN:
+        values, ids = logits.max(dim=-1)
+        return values, ids
+    runs = logits.unflatten(-1, (-1, _RUN))
+    best = runs.amax(dim=-1).max(dim=-1).indices
+    values, within = runs[torch.arange(len(runs)), best].max(dim=-1)
+    return values, best * _RUN + within
