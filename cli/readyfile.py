@@ -23,8 +23,13 @@ class ReadyFile:
     def __init__(self, path: Path) -> None:
         """Raises ConfigError when the folder cannot be written to, before anything is started."""
         self._path = path
-        if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-            raise ConfigError(f"--ready-file: {str(path)!r} must be in an existing folder that can be written to")
+        self._part = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            self._part.touch()  # to ask for permissions is not to know: there are read-only and special file systems
+            self._part.unlink()
+        except OSError as error:
+            said = f"must be in an existing folder that can be written to ({error.strerror})"
+            raise ConfigError(f"--ready-file: {str(path)!r} {said}") from error
 
     def write(self, cluster: LocalCluster) -> None:
         """Replace the file in one go, so that a reader never sees half of it."""
@@ -34,9 +39,8 @@ class ReadyFile:
             "model": cluster.config.model_name,
             "processes": [asdict(status) for status in cluster.statuses],
         }
-        part = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        part.replace(self._path)
+        self._part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        self._part.replace(self._path)
 
     def remove(self) -> None:
         """Idempotent."""

@@ -99,5 +99,7 @@ class RouterConfig:
         for name, value in positive.items():
             if not value > 0:
                 raise ConfigError(f"{name}: got {value}, must be above 0")
+        if self.grpc.port == self.http.port != 0:
+            raise ConfigError(f"grpc.port: got {self.grpc.port}, which is http.port; each needs a port of its own")
         if not self.model_name:
             raise ConfigError("model_name: must not be empty")

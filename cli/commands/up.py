@@ -23,6 +23,7 @@ from cli.options import PORT, POSITIVE_SECONDS, SectionedCommand, apply, option
 from cli.process import ProcessStatus
 from cli.readyfile import ReadyFile
 from cli.status import LiveDisplay, PlainDisplay, make_display
+from contracts.errors import ConfigError
 from engine.models.store import model_name
 from observability.log import configure_logging
 from rpc.announce import UNHEARD
@@ -134,6 +135,8 @@ OPTIONS = (
 
 def cluster_config(given: UpFlags, model_dir: Path) -> ClusterConfig:
     """The cluster that these flags describe, on the model in `model_dir`."""
+    if given["grpc_port"] == given["http_port"] != 0:
+        raise ConfigError(f"--grpc-port: {given['grpc_port']} is --http-port as well; each needs a port of its own")
     threads = given["threads"] or default_threads(given["prefill"] + given["decode"])
     workers = WorkerOptions(
         connector=given["connector"],
