@@ -25,13 +25,14 @@ The rule that everything serves: blocks go back to the pool only from a state in
 * ADOPTED: the engine owns the blocks. RELEASED: the pool does. Any late message in either: stay, harmless.
 * A pair that is not in a table cannot happen; meeting it is a fault of ours and raises InternalError.
 
-`sender.py` and `receiver.py` (through `incoming.py`) drive these tables; tests walk the same ones. Does not know clocks,
-connectors, messages or blocks.
+`sender.py` and `receiver.py` (through `incoming.py`) drive these tables and tell an `Observer` of each step; tests walk the
+same tables, and hold what observers heard against them. Does not know clocks, connectors, messages or blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
@@ -98,6 +99,37 @@ class TargetAction(StrEnum):
 
 SourceTable = Mapping[tuple[SourceState, SourceEvent], tuple[SourceState, tuple[SourceAction, ...]]]
 TargetTable = Mapping[tuple[TargetState, TargetEvent], tuple[TargetState, tuple[TargetAction, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStep:
+    """One step of one hand-off on the prefill side: the row that was taken."""
+
+    handoff_id: str
+    before: SourceState
+    event: SourceEvent
+    after: SourceState
+    actions: tuple[SourceAction, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetStep:
+    """One step of one hand-off on the decode side: the row that was taken."""
+
+    handoff_id: str
+    before: TargetState
+    event: TargetEvent
+    after: TargetState
+    actions: tuple[TargetAction, ...]
+
+
+Observer = Callable[[SourceStep | TargetStep], None]  # called before the step's actions; must be quick and not raise
+
+
+def unobserved(taken: SourceStep | TargetStep) -> None:
+    """The observer of a worker whose steps nobody wants to hear."""
+    del taken
+
 
 _S, _SE, _SA = SourceState, SourceEvent, SourceAction
 _T, _TE, _TA = TargetState, TargetEvent, TargetAction

@@ -20,7 +20,7 @@ from contracts.ticket import Grant, ReserveRequest, Ticket
 from kv_transfer.config import ReceiverConfig
 from kv_transfer.connector import Connector
 from kv_transfer.endings import report
-from kv_transfer.handoff import TARGET_TABLE, TargetAction, TargetEvent, TargetState, step
+from kv_transfer.handoff import TARGET_TABLE, Observer, TargetAction, TargetEvent, TargetState, TargetStep, step
 from kv_transfer.memory import said_again
 from kv_transfer.pool import KVPool, LeaseT
 
@@ -58,6 +58,7 @@ class Surroundings(Generic[LeaseT]):
     layout: KVLayout
     ended: Callable[[str, Outcome], None]
     on_fatal: Callable[[BaseException], None]
+    observer: Observer
 
 
 class Incoming(Generic[LeaseT]):
@@ -122,7 +123,9 @@ class Incoming(Generic[LeaseT]):
         await asyncio.shield(self._outcome)
 
     def _on(self, event: TargetEvent) -> None:
-        self._state, actions = step(TARGET_TABLE, self._state, event)
+        before = self._state
+        self._state, actions = step(TARGET_TABLE, before, event)
+        self._around.observer(TargetStep(self._reservation.request.handoff_id, before, event, self._state, actions))
         if TargetAction.CLOSE_WINDOWS in actions:
             self._closed()  # at once: no write begins after this, even before the task runs
             self._winding_up = asyncio.ensure_future(self._wind_up())

@@ -21,6 +21,7 @@ from contracts.worker import ConnectorAddress, WorkerRef
 from kv_transfer.choose import reach
 from kv_transfer.connector import Connector
 from kv_transfer.endings import until_done, within
+from kv_transfer.handoff import Observer, unobserved
 from kv_transfer.peer import HandoffPeer
 
 logger = logging.getLogger(__name__)
@@ -28,12 +29,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One worker's half of every pair: who it is, its KV memory's layout, and its connectors, which expose that memory."""
+    """One worker's half of every pair: who it is, its KV memory's layout, and its connectors, which expose that memory.
+
+    `observer` hears every step of its hand-offs, in order.
+    """
 
     ref: WorkerRef
     layout: KVLayout
     connectors: Sequence[Connector]
     clock: Clock
+    observer: Observer = unobserved
 
 
 @dataclass(frozen=True, slots=True, eq=False)

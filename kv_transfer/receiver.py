@@ -63,7 +63,7 @@ class Receiver(Generic[LeaseT]):
         self._events = events
         self._config = config
         self._on_fatal = on_fatal
-        self._around = Surroundings(pool, side.clock, config, side.layout, self._ended, on_fatal)
+        self._around = Surroundings(pool, side.clock, config, side.layout, self._ended, on_fatal, side.observer)
         self._asking: dict[str, asyncio.Task[Grant]] = {}
         self._live: dict[str, Incoming[LeaseT]] = {}
         self._finished: Bounded[int | DiptychError] = Bounded(config.max_remembered)

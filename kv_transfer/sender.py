@@ -29,7 +29,7 @@ from kv_transfer.asking import NO_ANSWER, Asker
 from kv_transfer.blocks import Pusher
 from kv_transfer.config import SenderConfig
 from kv_transfer.endings import run_to_end, until_done
-from kv_transfer.handoff import SOURCE_TABLE, SourceAction, SourceEvent, SourceState, step
+from kv_transfer.handoff import SOURCE_TABLE, SourceAction, SourceEvent, SourceState, SourceStep, step
 from kv_transfer.links import Link, Links
 from kv_transfer.peer import HandoffPeer
 from observability.stages import HandoffStats, StageTimes
@@ -137,7 +137,9 @@ class Sender:
             self._work.cancel()
 
     def _on(self, event: SourceEvent) -> tuple[SourceAction, ...]:
-        self._state, actions = step(SOURCE_TABLE, self._state, event)
+        before = self._state
+        self._state, actions = step(SOURCE_TABLE, before, event)
+        self._links.side.observer(SourceStep(self._facts.handoff_id, before, event, self._state, actions))
         if SourceAction.TELL_PEER in actions and self._work is not None:
             reason = self._cause.message if self._cause is not None else "the hand-off failed"
             farewell = AbortRequest(self._facts.handoff_id, self._links.side.ref, self._facts.decode, reason)

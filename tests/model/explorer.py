@@ -1,6 +1,6 @@
 """Walks every state that a modelled world can reach, and holds each against the promises.
 
-    explore(Model(rules, bounds)) ──▶ Explored: how many states, which rows were walked, and the shortest way to a broken promise
+    explore(Model(rules, bounds)) ──▶ Explored: how many states, and the shortest way to a broken promise
 
 A state is a tuple of numbers: one for what is shared, one for each hand-off; what may happen to a hand-off is worked out once
 for each pair of its number and the shared one's. Two questions are asked: is a state or a step wrong in itself, and does every
@@ -70,6 +70,8 @@ class Model:
         self._shared: Numbers[Shared] = Numbers()
         self._hands: Numbers[Hand] = Numbers()
         self._local: dict[tuple[int, int], list[tuple[Step, int, int]]] = {}
+        self._verdicts: dict[tuple[int, int], Promise | None] = {}
+        self.walked: set[tuple[SourceState | TargetState, str]] = set()  # rows of the tables
 
     @property
     def start(self) -> State:
@@ -92,13 +94,14 @@ class Model:
     def wrong(self, state: State) -> Promise | None:
         """The promise that this state breaks by itself."""
         shared, hands = self.look(state)
-        for hand in hands:
-            if problem := wrong_hand(hand, shared):
-                return problem
-        owners = [shared.free, *(hand.blocks for hand in hands)]
-        if sum(mask.bit_count() for mask in owners) != self.bounds.blocks:
-            return Promise.ONE_OWNER
-        return None
+        for number, hand in zip(state[1:], hands, strict=True):
+            pair = state[0], number
+            if pair not in self._verdicts:
+                self._verdicts[pair] = wrong_hand(hand, shared)
+            if self._verdicts[pair] is not None:
+                return self._verdicts[pair]
+        counted = shared.free.bit_count() + sum(hand.blocks.bit_count() for hand in hands)
+        return Promise.ONE_OWNER if counted != self.bounds.blocks else None
 
     def unsettled(self, state: State) -> Promise | None:
         """What is missing in a state where nothing promised is left to happen."""
@@ -118,6 +121,7 @@ class Model:
             steps = (*self._prefill.steps(*now), *self._decode.steps(*now))
             found = [(step, self._shared.of(step.shared), self._hands.of(step.hand)) for step in steps]
             self._local[shared, hand] = found
+            self.walked.update((step.seen.before, step.seen.event) for step in steps if step.seen)
         return found
 
     def _workers(self, state: State) -> Iterator[Move]:
@@ -144,6 +148,7 @@ class Model:
             ]
         for after, steps in ways:
             seen = tuple((place, step.seen) for place, step in enumerate(steps) if step.seen is not None)
+            self.walked.update((one.before, one.event) for _, one in seen)
             broken = next((step.broken for step in steps if step.broken), None)
             state = self._state(after, [step.hand for step in steps])
             yield Move(f"decode hears from prefill, epoch {shared.known}", state, False, seen, broken)
@@ -188,7 +193,6 @@ class Explored:
     num_moves: int = 0
     broken: Promise | None = None
     trace: list[str] = field(default_factory=list)
-    walked: set[tuple[SourceState | TargetState, str]] = field(default_factory=set)
     answers: Counter[tuple[Answer, Answer]] = field(default_factory=Counter)
 
     def story(self) -> str:
@@ -211,7 +215,6 @@ def explore(model: Model) -> Explored:
         problem = model.wrong(state)
         for move in () if problem else model.moves(state):
             found.num_moves += 1
-            found.walked.update((seen.before, seen.event) for _, seen in move.seen)
             number = numbers.setdefault(move.after, len(states))
             if number == len(states):
                 states.append(move.after)

@@ -30,6 +30,7 @@ from kv_transfer.handoff import (
     TargetEvent,
     TargetState,
     step,
+    unobserved,
 )
 from kv_transfer.links import Links, Side
 from kv_transfer.local import Delivery, LocalConnector, LocalHub, WriteFault
@@ -236,8 +237,9 @@ class Outcomes:
 class World:
     """One decode worker, one prefill worker in as many lives as it needs, five hand-offs."""
 
-    def __init__(self, fates, faults):
+    def __init__(self, fates, faults, observer=unobserved):
         self.clock = VirtualClock()
+        self.observer = observer
         self.hub = LocalHub()
         self.faults = faults
         self.fates = fates
@@ -248,7 +250,7 @@ class World:
         self.pool = WatchfulPool(self.target, self.decode_region.buffer)
         self.outcomes = Outcomes()
         self.fatal = []
-        decode = Side(WorkerRef("d", 7), LAYOUT, (self.target,), self.clock)
+        decode = Side(WorkerRef("d", 7), LAYOUT, (self.target,), self.clock, observer)
         self.receiver = Receiver(decode, self.pool, self.outcomes, RECEIVE, self.fatal.append)
         self.decode_ref = decode.ref
         self.epoch = 0
@@ -267,7 +269,7 @@ class World:
         region = SharedRegion(NUM_SENDERS * SOURCE_BLOCKS * BLOCK)
         connector = LocalConnector(self.hub, self.clock, self.fault)
         connector.expose(region)
-        side = Side(WorkerRef("p", self.epoch), LAYOUT, (connector,), self.clock)
+        side = Side(WorkerRef("p", self.epoch), LAYOUT, (connector,), self.clock, self.observer)
         self.lives.append((connector, region, Links(side, SEND.call_timeout_s)))
 
     def blocks(self, who):
@@ -303,8 +305,10 @@ class World:
         self.advance(who, 9)
 
     def cancel(self, who):
+        """Its caller is cancelled, perhaps before `finish` has begun; who owns a sender ends it in any case."""
         if who in self.endings:
             self.endings[who].cancel()
+            self.abort(who)
 
     def abort(self, who):
         if who in self.senders:
@@ -413,8 +417,8 @@ FAULTS = st.builds(
 )
 
 
-async def play(operations, fates, faults):
-    world = World(fates, faults)
+async def play(operations, fates, faults, observer=unobserved):
+    world = World(fates, faults, observer)
     world.receiver.start()
     for name, *arguments in operations:
         if name == "tick":
