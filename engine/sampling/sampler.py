@@ -95,7 +95,7 @@ def _first_max(logits: Tensor) -> tuple[Tensor, Tensor]:
     if logits.shape[-1] % _RUN:
         values, ids = logits.max(dim=-1)
         return values, ids
-    runs = logits.unflatten(-1, (-1, _RUN))
+    runs = logits.reshape(len(logits), -1, _RUN)
     best = runs.amax(dim=-1).max(dim=-1).indices
     values, within = runs[torch.arange(len(runs)), best].max(dim=-1)
     return values, best * _RUN + within
