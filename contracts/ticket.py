@@ -99,6 +99,7 @@ class Ticket:
 
     `request.output_token_ids` ends with the token that prefill sampled; its KV is not written yet, so
     `num_computed_tokens == request.num_tokens - 1`. Penalties follow from the tokens; stop strings are the router's.
+    `window_key` is the key under which the bytes were written: a ticket redeems the grant that gave it, and no other.
     """
 
     handoff_id: str
@@ -108,6 +109,7 @@ class Ticket:
     request: GenerationRequest
     num_computed_tokens: int
     num_cached_tokens: int
+    window_key: int
     block_hashes: tuple[bytes, ...] = ()
     block_digests: tuple[bytes, ...] = ()
     first_token_logprob: TokenLogprob | None = None

@@ -243,6 +243,7 @@ def ticket_to_pb(ticket: Ticket) -> handoff_pb2.Ticket:
         request=wire.request_to_pb(ticket.request),
         num_computed_tokens=ticket.num_computed_tokens,
         num_cached_tokens=ticket.num_cached_tokens,
+        window_key=ticket.window_key,
         block_hashes=ticket.block_hashes,
         block_digests=ticket.block_digests,
         first_token_logprob=None if first is None else wire.logprob_to_pb(first),
@@ -262,6 +263,7 @@ def ticket_from_pb(message: handoff_pb2.Ticket) -> Ticket:
         request=wire.request_from_pb(message.request),
         num_computed_tokens=message.num_computed_tokens,
         num_cached_tokens=message.num_cached_tokens,
+        window_key=message.window_key,
         block_hashes=tuple(message.block_hashes),
         block_digests=tuple(message.block_digests),
         first_token_logprob=(

@@ -44,6 +44,14 @@ def coalesce(source_ids: Sequence[int], target_ids: Sequence[int], block_bytes: 
     return tuple(writes)
 
 
+def key_for(link: Link, grant: Grant) -> int:
+    """The key that `grant` gives the connector of `link`; TransferFailed when there is none."""
+    for address, key in grant.windows:
+        if address == link.address:
+            return key
+    raise TransferFailed(f"the grant has no window for {link.kind}:{link.address.address}")
+
+
 class Pusher:
     """One hand-off's bytes. Used from one event loop; `push` runs once."""
 
@@ -118,7 +126,4 @@ class Pusher:
             raise HandoffError(
                 f"a grant of {len(grant.block_ids)} blocks with {cached} tokens cached does not fit {self._num_blocks}"
             )
-        for address, key in grant.windows:
-            if address == link.address:
-                return key
-        raise TransferFailed(f"the grant has no window for {link.kind}:{link.address.address}")
+        return key_for(link, grant)

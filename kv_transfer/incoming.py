@@ -197,4 +197,8 @@ class Incoming(Generic[LeaseT]):
         for name, reserved, said in facts:
             if reserved != said:
                 return HandoffError(f"ticket of {request.handoff_id} differs in {name} from what was reserved")
+        if ticket.window_key not in (key for _, key in self._reservation.windows):
+            return HandoffError(
+                f"ticket of {request.handoff_id} was written under another grant than the one that is held"
+            )
         return None

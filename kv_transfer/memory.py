@@ -1,7 +1,8 @@
 """What the decode side remembers beyond one hand-off: the newest life of each prefill worker, and how hand-offs ended.
 
-Both are bounded, oldest first out: forgetting costs at most a less precise answer to a very late message, never safety,
-because windows are closed by then. Does not know what is done about a stale life.
+Both are bounded, oldest first out: forgetting costs at most a less precise answer to a very late message, or room that is held
+for one lease, never safety: windows are closed by then, and a ticket redeems no grant but its own. Does not know what is done
+about a stale life.
 """
 
 from __future__ import annotations

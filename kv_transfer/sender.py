@@ -26,7 +26,7 @@ from contracts.request import GenerationRequest, TokenLogprob
 from contracts.ticket import AbortRequest, Grant, RenewRequest, ReserveRequest, Ticket
 from contracts.worker import WorkerRef
 from kv_transfer.asking import NO_ANSWER, Asker
-from kv_transfer.blocks import Pusher
+from kv_transfer.blocks import Pusher, key_for
 from kv_transfer.config import SenderConfig
 from kv_transfer.endings import run_to_end, until_done
 from kv_transfer.handoff import SOURCE_TABLE, SourceAction, SourceEvent, SourceState, SourceStep, step
@@ -192,12 +192,12 @@ class Sender:
         except TransferFailed:
             self._links.drop(link)
             raise
-        ticket = self._ticket(await asyncio.shield(result), stats)
+        ticket = self._ticket(await asyncio.shield(result), stats, key_for(link, grant))
         deadline = self._clock.now() + self._config.commit_timeout_s
         await self._asker.until_answer(lambda: self._asker.once(self._peer.commit(ticket)), deadline)
         return stats
 
-    def _ticket(self, result: PrefillResult, stats: HandoffStats) -> Ticket:
+    def _ticket(self, result: PrefillResult, stats: HandoffStats, window_key: int) -> Ticket:
         stages = replace(result.stages, transfer_s=result.stages.transfer_s + stats.exposed_s)
         return Ticket(
             handoff_id=self._facts.handoff_id,
@@ -207,6 +207,7 @@ class Sender:
             request=replace(result.request, request_id=self._facts.handoff_id),
             num_computed_tokens=self._facts.num_tokens,
             num_cached_tokens=result.num_cached_tokens,
+            window_key=window_key,
             block_hashes=self._facts.block_hashes,
             first_token_logprob=result.first_token_logprob,
             stages=stages,

@@ -99,7 +99,7 @@ def test_hand_off_messages_round_trip():
     assert wire_handoff.reserve_from_pb(wire_handoff.reserve_to_pb(reserve)) == reserve
     grant = Grant("h", D, (4, 5), 16, 5.0, ((ConnectorAddress("tcp", "h:1"), 2**63 + 1),))
     assert wire_handoff.grant_from_pb(wire_handoff.grant_to_pb(grant)) == grant
-    ticket = Ticket("h", P, D, LAYOUT, REQUEST, 2, 16, (b"a",), (b"d",), LOGPROB, STAGES)
+    ticket = Ticket("h", P, D, LAYOUT, REQUEST, 2, 16, 2**63 + 1, (b"a",), (b"d",), LOGPROB, STAGES)
     assert wire_handoff.ticket_from_pb(wire_handoff.ticket_to_pb(ticket)) == ticket
     connect = ConnectRequest(P, D, LAYOUT)
     assert wire_handoff.connect_from_pb(wire_handoff.connect_to_pb(connect)) == connect

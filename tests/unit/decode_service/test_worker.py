@@ -39,6 +39,7 @@ class Bench:
         self.worker = DecodeWorker(D, self.engine, MODEL.layout, [connector], AnswerConfig())
         self.desk = self.worker.desk
         self.session = self.desk.open_session()
+        self.keys: dict[str, int] = {}  # of the windows that were granted, by hand-off
 
     async def read(self, session: RouterSession | None = None) -> list[TokenDelta]:
         """Everything until the session ends by itself."""
@@ -95,17 +96,18 @@ async def test_a_refusal_is_the_only_delta() -> None:
 async def reserved(made: Bench, handoff_id: str) -> None:
     grant = await made.worker.receiver.reserve(ReserveRequest(handoff_id, P, D, 40, ()))
     assert len(grant.block_ids) == 3
+    made.keys[handoff_id] = grant.windows[0][1]
 
 
-def ticket(handoff_id: str, output: tuple[int, ...], max_tokens: int = 5) -> Ticket:
-    return Ticket(handoff_id, P, D, MODEL.layout, asked(handoff_id, max_tokens, output), 40, 0)
+def ticket(made: Bench, handoff_id: str, output: tuple[int, ...], max_tokens: int = 5) -> Ticket:
+    return Ticket(handoff_id, P, D, MODEL.layout, asked(handoff_id, max_tokens, output), 40, 0, made.keys[handoff_id])
 
 
 async def test_an_adopted_hand_off_streams_from_its_second_token() -> None:
     async with bench() as made:
         made.desk.attach(made.session, "h", 10)
         await reserved(made, "h")
-        assert await made.worker.receiver.commit(ticket("h", (7,))) == 3
+        assert await made.worker.receiver.commit(ticket(made, "h", (7,))) == 3
         deltas = await made.read()
         assert [delta.first_index for delta in deltas] == [1, 2, 3, 4]
 
@@ -115,7 +117,7 @@ async def test_a_ticket_that_the_engine_refuses_gives_its_blocks_back_and_tells_
         made.desk.attach(made.session, "h", 10)
         await reserved(made, "h")
         with pytest.raises(InvalidRequest):
-            await made.worker.receiver.commit(ticket("h", (7,), max_tokens=1))
+            await made.worker.receiver.commit(ticket(made, "h", (7,), max_tokens=1))
         (delta,) = await made.read()
         assert delta.finish_reason is FinishReason.ERROR
 
@@ -126,7 +128,7 @@ async def test_kv_of_a_hand_off_that_was_cancelled_meanwhile_is_freed() -> None:
         await reserved(made, "h")
         made.desk.cancel(made.session, "h")
         with pytest.raises(RequestCancelled):
-            await made.worker.receiver.commit(ticket("h", (7,)))
+            await made.worker.receiver.commit(ticket(made, "h", (7,)))
         assert [delta.finish_reason for delta in await made.read()] == [FinishReason.ABORT]
 
 

@@ -41,6 +41,19 @@ class Told:
         self.lost.append((handoff_id, cause))
 
 
+class Noting(Receiver):
+    """A receiver that notes the keys of its grants, for tickets that a test writes itself."""
+
+    def __init__(self, *parts):
+        super().__init__(*parts)
+        self.keys = {}
+
+    async def reserve(self, request):
+        grant = await super().reserve(request)
+        self.keys[request.handoff_id] = grant.windows[0][1]
+        return grant
+
+
 class Pair:
     """Prefill worker p and decode worker d."""
 
@@ -72,7 +85,8 @@ class Pair:
         self.links = Links(self.p, self.send.call_timeout_s)
 
     def make_receiver(self, pool):
-        return Receiver(self.d, pool, self.told, self.receive, self.told.fatal.append)
+        self.latest = Noting(self.d, pool, self.told, self.receive, self.told.fatal.append)
+        return self.latest
 
     def _fault(self, index):
         return self.faults.pop(0) if self.faults else WriteFault()
@@ -97,6 +111,7 @@ class Pair:
             "request": GenerationRequest("h", tuple(range(NUM_TOKENS)), SamplingParams(), (42,)),
             "num_computed_tokens": NUM_TOKENS,
             "num_cached_tokens": 0,
+            "window_key": self.latest.keys.get(changes.get("handoff_id", "h"), 0),
             "block_hashes": (b"x", b"y", b"z"),
         }
         return Ticket(**(facts | changes))

@@ -144,6 +144,22 @@ async def test_a_ticket_that_does_not_fit_ends_the_handoff(pair, field, change):
         await pair.receiver.commit(pair.ticket())
 
 
+async def test_a_ticket_redeems_no_grant_but_its_own(pair):
+    """Both a Reserve and a Commit may come so late that the first time is forgotten: then nobody has written these blocks."""
+    await pair.receiver.reserve(pair.reserve_request())
+    late_commit = pair.ticket()
+    await pair.receiver.abort(abort_of(pair))
+    await settle()
+    for number in range(pair.receive.max_remembered):
+        await pair.receiver.abort(abort_of(pair, f"other-{number}"))
+    await pair.receiver.reserve(pair.reserve_request())  # a late copy
+    with pytest.raises(HandoffError, match="another grant"):
+        await pair.receiver.commit(late_commit)
+    await settle()
+    assert not pair.pool.adopted
+    assert len(pair.pool.free) == 8
+
+
 async def test_commits_of_what_is_not_held_are_refused(pair):
     with pytest.raises(UnknownHandoff):
         await pair.receiver.commit(pair.ticket())

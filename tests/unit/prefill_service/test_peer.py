@@ -32,7 +32,7 @@ P, D = WorkerRef("p", 1), WorkerRef("d", 2)
 LAYOUT = KVLayout("m", "float32", 2, 1, 4, 4)
 CONNECT = ConnectRequest(P, D, LAYOUT)
 RESERVE = ReserveRequest("h", P, D, 9, (b"a", b"b"))
-TICKET = Ticket("h", P, D, LAYOUT, GenerationRequest("h", (1, 2), SamplingParams(), (3,)), 2, 0)
+TICKET = Ticket("h", P, D, LAYOUT, GenerationRequest("h", (1, 2), SamplingParams(), (3,)), 2, 0, 1)
 GRANT = Grant("h", D, (4, 5), 4, 2.5, ((ConnectorAddress("tcp", "h:1"), 2**63 + 5),))
 
 

@@ -258,12 +258,15 @@ class Ticket(google.protobuf.message.Message):
     BLOCK_DIGESTS_FIELD_NUMBER: builtins.int
     FIRST_TOKEN_LOGPROB_FIELD_NUMBER: builtins.int
     STAGES_FIELD_NUMBER: builtins.int
+    WINDOW_KEY_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """Names the hand-off."""
     num_computed_tokens: builtins.int
     """Tokens whose KV is there."""
     num_cached_tokens: builtins.int
     """Prompt tokens found in the prefill worker's prefix cache, as usage reports them."""
+    window_key: builtins.int
+    """The key under which the bytes were written: names the grant that this ticket redeems, among others for the same id."""
     @property
     def prefill(self) -> contracts.pb.diptych.v1.types_pb2.WorkerRef:
         """Who prefilled."""
@@ -310,9 +313,10 @@ class Ticket(google.protobuf.message.Message):
         block_digests: collections.abc.Iterable[builtins.bytes] | None = ...,
         first_token_logprob: contracts.pb.diptych.v1.types_pb2.TokenLogprob | None = ...,
         stages: contracts.pb.diptych.v1.types_pb2.StageTimes | None = ...,
+        window_key: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["decode", b"decode", "first_token_logprob", b"first_token_logprob", "layout", b"layout", "prefill", b"prefill", "request", b"request", "stages", b"stages"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["block_digests", b"block_digests", "block_hashes", b"block_hashes", "decode", b"decode", "first_token_logprob", b"first_token_logprob", "handoff_id", b"handoff_id", "layout", b"layout", "num_cached_tokens", b"num_cached_tokens", "num_computed_tokens", b"num_computed_tokens", "prefill", b"prefill", "request", b"request", "stages", b"stages"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_digests", b"block_digests", "block_hashes", b"block_hashes", "decode", b"decode", "first_token_logprob", b"first_token_logprob", "handoff_id", b"handoff_id", "layout", b"layout", "num_cached_tokens", b"num_cached_tokens", "num_computed_tokens", b"num_computed_tokens", "prefill", b"prefill", "request", b"request", "stages", b"stages", "window_key", b"window_key"]) -> None: ...
 
 Global___Ticket: typing_extensions.TypeAlias = Ticket
 
