@@ -47,6 +47,10 @@ class DecodeSide:
         elif isinstance(hand.target, TargetState):
             yield from self._winding_up(hand, shared)
             yield from self._time(hand, shared)
+        if hand.target in (TargetState.ADOPTED, Before.UNKNOWN) and hand.blocks:
+            yield self._finished(hand, shared)
+        if max(hand.grant, 1) < self._bounds.grants:
+            yield from self._forget(hand, shared)
 
     def event(self, step: Step, event: TargetEvent) -> list[Step]:
         """`step`, and then this event in the table: more than one where the engine has a choice."""
@@ -104,8 +108,6 @@ class DecodeSide:
         hand, broken = step.hand, step.broken
         if hand.target_said is not Answer.NONE:
             broken = broken or Promise.ONE_ANSWER
-        if answer is Answer.ERROR and hand.source_said is Answer.TOKENS:
-            broken = broken or Promise.NO_LIE
         return step._replace(hand=hand._replace(target_said=answer), broken=broken)
 
     def _messages(self, hand: Hand, shared: Shared) -> Iterator[Step]:
@@ -117,25 +119,25 @@ class DecodeSide:
             abort = Step("Abort comes", hand, shared)
             if isinstance(hand.target, TargetState):
                 yield from self.event(abort, TargetEvent.ABORTED)
-            elif self._rules.remembers_ended:
+            else:
                 yield abort._replace(hand=hand._replace(ended=True))
         if Message.COMMIT in hand.sent and isinstance(hand.target, TargetState):
-            yield from self.event(Step("Commit comes", hand, shared), TargetEvent.COMMIT)
+            fits = hand.key == hand.grant or not self._rules.ticket_names_its_grant
+            if fits or hand.target is not TargetState.RESERVED:
+                yield from self.event(Step("Commit comes", hand, shared), TargetEvent.COMMIT)
             if hand.target is TargetState.RESERVED:
-                yield from self.event(
-                    Step("Commit comes with a ticket that does not fit", hand, shared), TargetEvent.REFUSED
-                )
+                yield from self.event(Step("Commit comes, its ticket does not fit", hand, shared), TargetEvent.REFUSED)
 
     def _reserve(self, hand: Hand, shared: Shared) -> Iterator[Step]:
-        unknown = hand.target is Before.UNKNOWN and not hand.ended
-        forgotten = not self._rules.remembers_ended and hand.target in (TargetState.ADOPTED, TargetState.RELEASED)
-        if not (unknown or forgotten) or hand.blocks:
+        if hand.target is not Before.UNKNOWN or hand.ended or hand.grant == self._bounds.grants:
             return
-        everything = self._bounds.all_free
-        blocks = lowest(shared.free if self._rules.pool_gives_free_blocks else everything, self._bounds.need)
+        if hand.blocks and self._rules.refuses_what_runs:
+            return
+        free = shared.free if self._rules.gives_free_blocks else self._bounds.all_free
+        blocks = lowest(free, self._bounds.need)
         if blocks is None:
             return
-        asking = hand._replace(target=Before.ASKING, blocks=blocks, landed=0, window=Window.NONE, ended=False)
+        asking = hand._replace(target=Before.ASKING, blocks=hand.blocks | blocks, landed=0, grant=hand.grant + 1)
         yield Step("Reserve comes, the engine sets blocks aside", asking, shared._replace(free=shared.free & ~blocks))
 
     def _engine_answers(self, hand: Hand, shared: Shared) -> Step:
@@ -145,8 +147,8 @@ class DecodeSide:
             back = hand._replace(target=Before.UNKNOWN, blocks=0, ended=True)
             freed = shared._replace(free=shared.free | hand.blocks)
             return step._replace(text="the engine's answer comes too late: blocks go back", hand=back, shared=freed)
-        sent = hand.sent | {Message.GRANT}
-        granted = hand._replace(target=TargetState.RESERVED, window=Window.OPEN, sent=sent)
+        offered = hand.offered | {hand.grant}
+        granted = hand._replace(target=TargetState.RESERVED, window=Window.OPEN, offered=offered)
         return step._replace(hand=granted, broken=Promise.STALE if stale else None)
 
     def _late_write(self, hand: Hand, shared: Shared) -> Iterator[Step]:
@@ -174,9 +176,22 @@ class DecodeSide:
             yield from self.event(Step("the lease runs out", hand, shared, promised=True), TargetEvent.EXPIRED)
         if hand.target in (*LEASED, TargetState.DRAINING):
             yield from self.event(Step("decode gives up by itself", hand, shared), TargetEvent.ABORTED)
-        if hand.target is TargetState.ADOPTED and hand.blocks:
-            finished = shared._replace(free=shared.free | hand.blocks)
-            yield Step("the engine finishes the request", hand._replace(blocks=0), finished, promised=True)
+
+    def _finished(self, hand: Hand, shared: Shared) -> Step:
+        said = hand.target_said if hand.target is TargetState.ADOPTED else Answer.NONE
+        after = hand._replace(blocks=0, target_said=said)
+        freed = shared._replace(free=shared.free | hand.blocks)
+        return Step("the engine finishes the request", after, freed, promised=True)
+
+    def _forget(self, hand: Hand, shared: Shared) -> Iterator[Step]:
+        """Its end is one of too many to remember. An answer that is still being given is not forgotten by its reader."""
+        gone = hand.target in (TargetState.ADOPTED, TargetState.RELEASED) or (
+            hand.target is Before.UNKNOWN and hand.ended
+        )
+        if gone:
+            said = hand.target_said if hand.blocks else Answer.NONE
+            fresh = hand._replace(target=Before.UNKNOWN, ended=False, window=Window.NONE, target_said=said)
+            yield Step("decode forgets how it ended", fresh, shared)
 
 
 def lowest(free: int, need: int) -> int | None:

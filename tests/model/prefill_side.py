@@ -45,11 +45,11 @@ class PrefillSide:
                 broken = broken or (Promise.SOURCE_READ if hand.writing is not Writing.NONE else None)
                 hand = hand._replace(sent=hand.sent | {Message.ABORT})
             elif action is SourceAction.GIVE_BACK:
-                hand, wrong = self._give_back(hand, step.shared, event)
+                hand, wrong = self._give_back(hand, event)
                 broken = broken or wrong
         return step._replace(hand=hand, seen=seen, broken=broken)
 
-    def _give_back(self, hand: Hand, shared: Shared, event: SourceEvent) -> tuple[Hand, Promise | None]:
+    def _give_back(self, hand: Hand, event: SourceEvent) -> tuple[Hand, Promise | None]:
         said = Answer.TOKENS if event is SourceEvent.COMMITTED else Answer.ERROR
         after = hand._replace(held=False, source_said=said)
         if not hand.held:
@@ -60,13 +60,14 @@ class PrefillSide:
             return after, Promise.ONE_ANSWER
         if said is Answer.TOKENS and hand.cancelled:
             return after, Promise.GIVEN_UP
-        if said is Answer.TOKENS and hand.decode == shared.decode and hand.target_said is not Answer.TOKENS:
+        if said is Answer.TOKENS and Message.COMMITTED not in hand.sent:
             return after, Promise.NO_LIE
         return after, None
 
     def _answers(self, hand: Hand, shared: Shared) -> Iterator[Step]:
-        if Message.GRANT in hand.sent and hand.source is not SourceState.SENDING:  # one who sends listens for none
-            yield self.event(Step("Grant comes", hand, shared), SourceEvent.GRANTED)
+        for grant in hand.offered if hand.source is not SourceState.SENDING else ():  # one who sends listens for none
+            taken = hand._replace(key=grant) if hand.source is SourceState.COMPUTING else hand
+            yield self.event(Step("Grant comes", taken, shared), SourceEvent.GRANTED)
         proof = Message.COMMITTED if self._rules.waits_for_acknowledgement else Message.COMMIT
         if proof in hand.sent and hand.source is not SourceState.COMPUTING:
             yield self.event(Step("Commit is acknowledged", hand, shared), SourceEvent.COMMITTED)
@@ -112,4 +113,4 @@ class PrefillSide:
 
 def may_enter(hand: Hand, rules: Rules) -> bool:
     """Whether a write under way gets in."""
-    return hand.window is Window.OPEN or not rules.windows_fence
+    return (hand.window is Window.OPEN and hand.key == hand.grant) or not rules.windows_fence

@@ -48,7 +48,6 @@ class Message(StrEnum):
     """What has been sent for a hand-off: it may come from now on, any number of times, or never."""
 
     RESERVE = "Reserve"
-    GRANT = "Grant"
     COMMIT = "Commit"
     COMMITTED = "the answer to Commit"
     ABORT = "Abort"
@@ -100,6 +99,7 @@ class Hand(NamedTuple):
     source: SourceState | None = None  # None: not begun
     prefill: int = 0  # the lives that it is between
     decode: int = 0
+    key: int = 0  # which of decode's grants it took: the key under which it writes
     held: bool = False  # the source blocks are the hand-off's
     cancelled: bool = False  # its client has left
     written: int = 0
@@ -107,8 +107,10 @@ class Hand(NamedTuple):
     source_said: Answer = Answer.NONE
     sent: frozenset[Message] = frozenset()
     late: Writing = Writing.NONE  # a write whose sender has stopped reading, or a copy of one, that may still land
-    target: TargetState | Before = Before.UNKNOWN
-    ended: bool = False  # an abort or another end came before adoption: remembered
+    target: TargetState | Before = Before.UNKNOWN  # unknown with blocks: forgotten while the engine goes on with it
+    grant: int = 0  # number of the reservation; later ones are for late copies of Reserve
+    offered: frozenset[int] = frozenset()  # grants that have been sent
+    ended: bool = False  # an abort or another end came before adoption
     window: Window = Window.NONE
     landed: int = 0
     blocks: int = 0  # leased or the engine's, as bits
@@ -170,23 +172,26 @@ class Rules:
     # incoming.py
     leases_end: bool = True
     waits_for_writers: bool = True  # before it adopts or releases
+    ticket_names_its_grant: bool = True
     # receiver.py, memory.py
     refuses_stale_lives: bool = True
     ends_older_lives: bool = True
-    remembers_ended: bool = True  # longer than a message can be late: ReceiverConfig.max_remembered
     looks_again_after_asking: bool = True
-    pool_gives_free_blocks: bool = True
+    # the pool
+    gives_free_blocks: bool = True
+    refuses_what_runs: bool = True  # an id that the engine goes on with gets no room again
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """How small the world is. `need`: blocks of each hand-off."""
+    """How small the world is. `need`: blocks of each hand-off. With `grants` over 1, ended hand-offs may be forgotten."""
 
     hands: int = 1
     blocks: int = 2
     need: int = 2
     prefill_lives: int = 1
     decode_lives: int = 1
+    grants: int = 1
 
     @property
     def all_free(self) -> int:
