@@ -53,7 +53,7 @@ class RetryConfig:
     backoff_s: float = 0.05
     worker_wait_s: float = 30.0
     first_worker_wait_s: float = 10.0
-    handoff_verdict_s: float = 10.0
+    handoff_verdict_s: float = 3.0
 
 
 @dataclass(frozen=True, slots=True)
