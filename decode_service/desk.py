@@ -85,7 +85,8 @@ class AnswerDesk:
             await asyncio.wait(set(self._admitting))
 
     async def _admit(self, request: GenerationRequest) -> None:
-        if not self._book.knows(request.request_id):  # cancelled before its turn: its abort is ahead of us in the queue
+        # Cancelled before its turn: then its abort is ahead of us in the queue.
+        if self._book.state(request.request_id) is None:
             return
         try:
             await self._driver.call(lambda engine: engine.admit(request))

@@ -76,9 +76,10 @@ class AnswerBook:
         """Answers that a session reads or waits for, or that nobody claimed yet."""
         return len(self._answers)
 
-    def knows(self, request_id: str) -> bool:
-        """Whether this answer is open."""
-        return request_id in self._answers
+    def state(self, request_id: str) -> AnswerState | None:
+        """Where this answer is; None when it is not open."""
+        answer = self._answers.get(request_id)
+        return None if answer is None else answer.state
 
     def expect(self, handoff_id: str) -> None:
         """The engine is about to adopt this hand-off; called before it can make a token.

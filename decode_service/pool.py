@@ -7,10 +7,10 @@ Does not know connectors, peers or sessions.
 
 from __future__ import annotations
 
-from contracts.errors import DiptychError
+from contracts.errors import DiptychError, UnknownHandoff
 from contracts.request import GenerationRequest
 from contracts.ticket import Ticket
-from decode_service.outputs import AnswerBook
+from decode_service.outputs import AnswerBook, AnswerState
 from engine.driver import EngineDriver
 from engine.engine import Engine, KVLease
 from observability.log import get_logger
@@ -26,7 +26,9 @@ class EnginePool:
         self._book = book
 
     async def reserve(self, handoff_id: str, num_tokens: int, block_hashes: tuple[bytes, ...]) -> KVLease | None:
-        """See KVPool."""
+        """See KVPool. UnknownHandoff for one that was adopted: a late copy of its Reserve must not end its answer."""
+        if self._book.state(handoff_id) not in (None, AnswerState.AWAITED):
+            raise UnknownHandoff(f"hand-off {handoff_id} is adopted already")
 
         def give_back(engine: Engine, lease: KVLease | None) -> None:
             if lease is not None:

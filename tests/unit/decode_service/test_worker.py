@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from contracts.clock import MonotonicClock
-from contracts.errors import InvalidRequest, RequestCancelled
+from contracts.errors import InvalidRequest, RequestCancelled, UnknownHandoff
 from contracts.request import FinishReason, GenerationRequest, TokenDelta
 from contracts.sampling import SamplingParams
-from contracts.ticket import ReserveRequest, Ticket
+from contracts.ticket import AbortRequest, ReserveRequest, Ticket
 from contracts.worker import WorkerRef
 from decode_service.pool import EnginePool
 from decode_service.session import RouterSession
@@ -21,6 +21,7 @@ from decode_service.worker import AnswerConfig, DecodeWorker
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.execution.fake import FakeModel, FakeRunner, expected_tokens
+from kv_transfer.config import ReceiverConfig
 from kv_transfer.local import LocalConnector, LocalHub
 from kv_transfer.region import SharedRegion
 
@@ -30,13 +31,14 @@ P, D = WorkerRef("p", 1), WorkerRef("d", 1)
 
 
 class Bench:
-    def __init__(self, step_s: float = 0.0) -> None:
+    def __init__(self, step_s: float = 0.0, max_remembered: int = 64) -> None:
         clock, region = MonotonicClock(), SharedRegion(BLOCKS * MODEL.layout.block_bytes)
         connector = LocalConnector(LocalHub(), clock)
         connector.expose(region)
         runner = FakeRunner(MODEL, BLOCKS, region.buffer, step_s=step_s, strict=False)
         self.engine = Engine(runner, EngineConfig(), clock)
-        self.worker = DecodeWorker(D, self.engine, MODEL.layout, [connector], AnswerConfig())
+        config = AnswerConfig(ReceiverConfig(max_remembered=max_remembered))
+        self.worker = DecodeWorker(D, self.engine, MODEL.layout, [connector], config)
         self.desk = self.worker.desk
         self.session = self.desk.open_session()
         self.keys: dict[str, int] = {}  # of the windows that were granted, by hand-off
@@ -56,8 +58,8 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(step_s: float = 0.0) -> AsyncIterator[Bench]:
-    made = Bench(step_s)
+async def bench(step_s: float = 0.0, max_remembered: int = 64) -> AsyncIterator[Bench]:
+    made = Bench(step_s, max_remembered)
     made.worker.start()
     yield made
     assert await made.idle()
@@ -110,6 +112,18 @@ async def test_an_adopted_hand_off_streams_from_its_second_token() -> None:
         assert await made.worker.receiver.commit(ticket(made, "h", (7,))) == 3
         deltas = await made.read()
         assert [delta.first_index for delta in deltas] == [1, 2, 3, 4]
+
+
+async def test_an_adopted_hand_off_gets_no_room_again_however_late_its_reserve_comes() -> None:
+    async with bench(step_s=0.01, max_remembered=1) as made:
+        made.desk.attach(made.session, "h", 10)
+        await reserved(made, "h")
+        await made.worker.receiver.commit(ticket(made, "h", (7,)))
+        await made.worker.receiver.abort(AbortRequest("other", P, D, "its end is remembered in place of h's"))
+        with pytest.raises(UnknownHandoff, match="adopted already"):
+            await reserved(made, "h")
+        deltas = await made.read()
+        assert deltas[-1].finish_reason is FinishReason.LENGTH
 
 
 async def test_a_ticket_that_the_engine_refuses_gives_its_blocks_back_and_tells_its_reader() -> None:
