@@ -78,6 +78,11 @@ class Model:
         shared = self._shared.of(Shared(prefill=1, decode=1, known=0, free=self.bounds.all_free))
         return (shared, *(self._hands.of(Hand()) for _ in range(self.bounds.hands)))
 
+    @property
+    def hands(self) -> list[Hand]:
+        """Every hand-off, as it was in some state that has been looked at."""
+        return self._hands.values
+
     def look(self, state: State) -> tuple[Shared, list[Hand]]:
         """What the numbers stand for."""
         return self._shared.values[state[0]], [self._hands.values[number] for number in state[1:]]

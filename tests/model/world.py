@@ -163,7 +163,7 @@ class Rules:
     source: SourceTable = field(default_factory=lambda: SOURCE_TABLE)
     target: TargetTable = field(default_factory=lambda: TARGET_TABLE)
     # sender.py
-    gives_up: bool = True  # no answer, no room, a lost lease, a deadline: it fails by itself
+    gives_up: bool = True  # no answer, no room, a lost lease: it fails by itself; a deadline: its owner aborts it
     commits_after_last_write: bool = True
     waits_for_acknowledgement: bool = True
     waits_for_own_write: bool = True  # before it counts as quiesced
