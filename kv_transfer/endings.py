@@ -61,7 +61,8 @@ async def within(clock: Clock, limit_s: float, work: Coroutine[None, None, T]) -
     finally:
         timer.cancel()
         task.cancel()
-        await until_done(task)  # also if it ended in the same turn in which the caller was cancelled: then nobody hears of it
+        # Also if it ended in the same turn in which the caller was cancelled: then nobody hears of it.
+        await until_done(task)
     if task.cancelled():
         raise TimeoutError(f"nothing within {limit_s:g} s")
     return task.result()
