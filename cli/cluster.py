@@ -180,7 +180,7 @@ def worker_argv(config: ClusterConfig, kind: str, name: str, port: KeptPort, rou
     argv += ["--worker-id", name, "--host", port.host, "--port", str(port.port), "--router", router]
     argv += ["--connector", workers.connector, "--dtype", workers.dtype, "--threads", str(workers.threads)]
     argv += ["--log-level", config.log_level, "--drain-timeout", str(config.drain_timeout_s)]
-    argv += ["--scheduling", workers.scheduling]
+    argv += ["--scheduling", workers.scheduling, "--integrity", workers.integrity]
     argv += ["--prefix-caching" if workers.prefix_caching else "--no-prefix-caching"]
     for flag, value in (
         ("--kv-memory", workers.kv_memory_bytes),

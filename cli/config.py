@@ -58,6 +58,7 @@ class WorkerOptions:
     """What every worker of the cluster is started with. None leaves the choice to the worker."""
 
     connector: str = "auto"
+    integrity: str = "sampled"
     dtype: str = "auto"
     kv_memory_bytes: int | None = 512 * MIB
     max_model_len: int | None = None  # tokens

@@ -13,7 +13,8 @@
     │   ├── StaleEpoch                FAILED_PRECONDITION   yes
     │   ├── NoRoom                    RESOURCE_EXHAUSTED    yes
     │   ├── UnknownHandoff            NOT_FOUND             yes
-    │   └── TransferFailed            UNAVAILABLE           yes
+    │   ├── TransferFailed            UNAVAILABLE           yes
+    │   └── DigestMismatch            FAILED_PRECONDITION   yes
     ├── ConfigError                   (CLI: one line, exit 2)
     │   └── ModelLoadError
     └── InternalError                 INTERNAL              yes     a fault of ours, said aloud
@@ -153,6 +154,10 @@ class TransferFailed(HandoffError):
     """Bytes did not arrive: connection lost, window closed, timeout."""
 
     code = ErrorCode.UNAVAILABLE
+
+
+class DigestMismatch(HandoffError):
+    """Bytes arrived, but not those that were sent: the blocks are worth nothing, another push may go well."""
 
 
 class ConfigError(DiptychError):

@@ -24,6 +24,8 @@ from engine.execution.interface import ModelRunner
 from engine.execution.memory import memory_turn
 from engine.output import StepOutput
 from kv_transfer.choose import make_connectors
+from kv_transfer.digests import ThreadDigester
+from kv_transfer.links import Side
 from kv_transfer.region import SharedRegion
 from observability.log import get_logger
 from observability.worker_metrics import WorkerMetrics
@@ -76,9 +78,12 @@ async def _serve(
     for connector in connectors:
         stack.push_async_callback(connector.close)
         connector.expose(computer.region)
+    digester = ThreadDigester(computer.region)
+    stack.callback(digester.close)
     ref = WorkerRef(config.worker_id, new_epoch())
     engine = Engine(runner, EngineConfig(config.scheduler), clock)
-    worker = DecodeWorker(ref, engine, runner.layout, connectors, config.answers)
+    side = Side(ref, runner.layout, connectors, clock, digester=digester)
+    worker = DecodeWorker(side, engine, config.answers)
     stack.push_async_callback(worker.stop)
     decode_pb2_grpc.add_DecodeServicer_to_server(decode_servicer.DecodeServicer(worker.desk), server.grpc_server)
     handoff_pb2_grpc.add_HandoffServicer_to_server(
@@ -121,6 +126,7 @@ def _serve_metrics(config: DecodeConfig, worker: DecodeWorker, stack: AsyncExitS
         metrics.step(output.step_s, output.runner_s, batch, output.num_preempted)
 
     worker.driver.on_step = on_step
+    worker.on_mismatch = metrics.digest_mismatch
     port = MetricsPort(config.metrics_host, config.metrics_port, metrics.registry)
     stack.callback(port.close)
     log.info("metrics", host=config.metrics_host, port=port.port)

@@ -7,7 +7,9 @@ Does not know connectors, peers or sessions.
 
 from __future__ import annotations
 
-from contracts.errors import DiptychError, UnknownHandoff
+from collections.abc import Callable
+
+from contracts.errors import DigestMismatch, DiptychError, UnknownHandoff
 from contracts.request import GenerationRequest
 from contracts.ticket import Ticket
 from decode_service.outputs import AnswerBook, AnswerState
@@ -59,10 +61,11 @@ class EnginePool:
 
 
 class HandoffListener:
-    """See HandoffEvents: a lost hand-off's reader is told why."""
+    """See HandoffEvents: a lost hand-off's reader is told why; `on_mismatch` hears of each that brought wrong bytes."""
 
-    def __init__(self, book: AnswerBook) -> None:
+    def __init__(self, book: AnswerBook, on_mismatch: Callable[[], None]) -> None:
         self._book = book
+        self._on_mismatch = on_mismatch
 
     def on_adopted(self, ticket: Ticket) -> None:
         """See HandoffEvents."""
@@ -71,4 +74,6 @@ class HandoffListener:
     def on_lost(self, handoff_id: str, cause: DiptychError) -> None:
         """See HandoffEvents."""
         log.info("hand-off lost", handoff_id=handoff_id, reason=cause.message)
+        if isinstance(cause, DigestMismatch):
+            self._on_mismatch()
         self._book.fail(handoff_id, cause)

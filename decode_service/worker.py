@@ -9,20 +9,18 @@ thread, the receiver (a HandoffPeer) and the desk where sessions are served; not
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from contracts.clock import Clock
 from contracts.errors import ConfigError
-from contracts.kv_layout import KVLayout
-from contracts.worker import WorkerLoad, WorkerRef, WorkerState
+from contracts.worker import WorkerLoad, WorkerState
 from decode_service.desk import AnswerDesk
 from decode_service.outputs import AnswerBook, OutputConfig
 from decode_service.pool import EnginePool, HandoffListener
 from engine.driver import EngineDriver
 from engine.engine import Engine, KVLease
 from kv_transfer.config import ReceiverConfig
-from kv_transfer.connector import Connector
 from kv_transfer.endings import report
 from kv_transfer.links import Side
 from kv_transfer.receiver import Receiver
@@ -44,12 +42,11 @@ class AnswerConfig:
 
 
 class DecodeWorker:
-    """See the module's docstring. Used from one event loop."""
+    """See the module's docstring. Used from one event loop. `on_mismatch`, if set, hears of each hand-off with wrong bytes."""
 
-    def __init__(
-        self, ref: WorkerRef, engine: Engine, layout: KVLayout, connectors: Sequence[Connector], config: AnswerConfig
-    ) -> None:
-        self.ref = ref
+    def __init__(self, side: Side, engine: Engine, config: AnswerConfig) -> None:
+        """`side` says who this is and has the engine's KV memory and clock."""
+        self.ref = ref = side.ref
         self._clock: Clock = engine.clock
         self._config = config
         self.driver = EngineDriver(engine, lambda output: self._book.deliver(output.deltas))
@@ -57,10 +54,11 @@ class DecodeWorker:
         self.desk = AnswerDesk(ref.worker_id, self.driver, self._book, config.session_batches)
         self._sweeping: asyncio.Task[None] | None = None
         self._state = WorkerState.STARTING
+        self.on_mismatch: Callable[[], None] | None = None
         self.receiver: Receiver[KVLease] = Receiver(
-            Side(ref, layout, connectors, self._clock),
+            side,
             EnginePool(self.driver, self._book),
-            HandoffListener(self._book),
+            HandoffListener(self._book, self._on_mismatch),
             config.receiver,
             self.driver.die,
         )
@@ -105,6 +103,10 @@ class DecodeWorker:
             await asyncio.wait((self._sweeping,))
         await self.receiver.close()
         await self.driver.stop()
+
+    def _on_mismatch(self) -> None:
+        if self.on_mismatch is not None:
+            self.on_mismatch()
 
     def _abort(self, request_id: str) -> None:
         self.driver.post(lambda engine: engine.abort(request_id))

@@ -3,20 +3,22 @@
     advance(n, blocks) ─▶ full blocks below n are ready ─▶ push: writes of ready blocks, one connector call at a time, skipping
     those that the grant says are cached ─▶ finish(blocks): the partial last block is ready, too ─▶ HandoffStats
 
-A partial block travels whole: its unused cells are written by decode before they are read. Does not know states or messages.
+A partial block travels whole: its unused cells are written by decode before they are read. Chosen blocks are digested beside
+their write, from the source's bytes. Does not know states or messages.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 
 from contracts.errors import HandoffError, InternalError, TransferFailed
 from contracts.kv_layout import KVLayout
 from contracts.ticket import Grant
 from kv_transfer.config import SenderConfig
 from kv_transfer.connector import ByteRange, Write
-from kv_transfer.endings import within
+from kv_transfer.digests import chosen_blocks, digester_for
+from kv_transfer.endings import until_done, within
 from kv_transfer.links import Link, Side
 from observability.stages import HandoffStats
 
@@ -55,7 +57,10 @@ def key_for(link: Link, grant: Grant) -> int:
 class Pusher:
     """One hand-off's bytes. Used from one event loop; `push` runs once."""
 
-    def __init__(self, side: Side, num_tokens: int, config: SenderConfig) -> None:
+    def __init__(self, side: Side, num_tokens: int, config: SenderConfig, handoff_id: str) -> None:
+        self._handoff_id = handoff_id
+        self._digester = digester_for(config.integrity, side.digester)
+        self._digests: dict[int, bytes] = {}
         self._layout = side.layout
         self._clock = side.clock
         self._config = config
@@ -84,6 +89,10 @@ class Pusher:
         self._finished_at = self._clock.now()
         self._news.set()
 
+    def digests(self) -> tuple[bytes, ...]:
+        """One for each block of the request in order, empty where none was taken; () when there is none at all."""
+        return tuple(self._digests.get(i, b"") for i in range(self._num_blocks)) if self._digests else ()
+
     async def push(self, link: Link, grant: Grant) -> HandoffStats:
         """Write every block that is not cached at the target, as they get ready; returns when all have landed.
 
@@ -102,7 +111,7 @@ class Pusher:
             end = min(self._num_ready, at + at_once)
             writes = coalesce(self._block_ids[at:end], grant.block_ids[at:end], size)
             began = self._clock.now()
-            await self._write(link, key, writes)
+            await self._digest_beside(self._write(link, key, writes), first, (at, end))
             ended = self._clock.now()
             transfer_s += ended - began
             if self._finished_at is not None:
@@ -111,6 +120,21 @@ class Pusher:
             at = end
         sent = self._num_blocks - first
         return HandoffStats(link.kind, sent * size, num_writes, sent, first, transfer_s, exposed_s)
+
+    async def _digest_beside(self, write: Coroutine[None, None, None], first: int, these: tuple[int, int]) -> None:
+        """Await `write`, reading meanwhile those of the blocks `these` that are chosen; both are over afterwards."""
+        chosen = chosen_blocks(self._config.integrity, self._handoff_id, first, self._num_blocks)
+        indices = [i for i in chosen if these[0] <= i < these[1]]
+        if self._digester is None or not indices:
+            await write
+            return
+        ranges = block_ranges([self._block_ids[i] for i in indices], self._layout)
+        reading = asyncio.ensure_future(self._digester.digests(ranges))
+        try:
+            await write
+        finally:
+            await until_done(reading)
+        self._digests.update(zip(indices, reading.result(), strict=True))
 
     async def _write(self, link: Link, key: int, writes: Sequence[Write]) -> None:
         try:

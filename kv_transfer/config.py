@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from contracts.errors import ConfigError
+
+
+class Integrity(StrEnum):
+    """Which of the blocks that travel are digested before and compared after; see `kv_transfer.digests`."""
+
+    OFF = "off"
+    SAMPLED = "sampled"
+    FULL = "full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +28,7 @@ class SenderConfig:
     write_timeout_s: float = 10.0  # one write of at most max_write_bytes
     renew_every_s: float = 2.0
     max_write_bytes: int = 64 << 20  # bounds how long an abort waits for a copy
+    integrity: Integrity = Integrity.OFF  # which blocks' digests the ticket carries
 
     def __post_init__(self) -> None:
         for name in ("reserve_timeout_s", "call_timeout_s", "commit_timeout_s", "write_timeout_s", "renew_every_s"):
@@ -27,6 +37,7 @@ class SenderConfig:
         if not self.max_backoff_s >= self.reserve_backoff_s:
             raise ConfigError(f"max_backoff_s: got {self.max_backoff_s}, must be at least reserve_backoff_s")
         _positive("max_write_bytes", self.max_write_bytes)
+        _known(self.integrity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +49,19 @@ class ReceiverConfig:
     quiesce_poll_s: float = 0.01  # first pause before a closed window is asked again; doubles to sweep_every_s
     retry_after_s: float = 0.02  # said with NoRoom
     max_remembered: int = 65_536  # finished hand-offs whose late messages are answered as before
+    integrity: Integrity = Integrity.OFF  # which blocks' digests are compared; a ticket without them is refused
 
     def __post_init__(self) -> None:
         for name in ("lease_s", "sweep_every_s", "quiesce_poll_s", "retry_after_s", "max_remembered"):
             _positive(name, getattr(self, name))
+        _known(self.integrity)
 
 
 def _positive(name: str, value: float) -> None:
     if not value > 0:
         raise ConfigError(f"{name}: got {value}, must be above 0")
+
+
+def _known(integrity: Integrity) -> None:
+    if integrity not in tuple(Integrity):
+        raise ConfigError(f"integrity: got {integrity!r}, must be one of {', '.join(Integrity)}")

@@ -1,8 +1,8 @@
 """One hand-off on the decode side: its lease, its windows, its state, from RESERVED to its end.
 
 Drives `handoff.TARGET_TABLE`. Leaving RESERVED closes the windows; from then on one task asks until they are quiesced, and
-only then adopts or releases. The joint for checking block digests is between "quiesced" and "verified". Owns the lease until
-it is adopted or released. Does not know messages, epochs or other hand-offs.
+only then compares digests (nobody can write any more), and only then adopts or releases. Owns the lease until it is adopted
+or released. Does not know messages, epochs or other hand-offs.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from kv_transfer.endings import report
 from kv_transfer.handoff import TARGET_TABLE, Observer, TargetAction, TargetEvent, TargetState, TargetStep, step
 from kv_transfer.memory import said_again
 from kv_transfer.pool import KVPool, LeaseT
+from kv_transfer.verifier import Verifier
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class Surroundings(Generic[LeaseT]):
     ended: Callable[[str, Outcome], None]
     on_fatal: Callable[[BaseException], None]
     observer: Observer
+    verifier: Verifier
 
 
 class Incoming(Generic[LeaseT]):
@@ -141,7 +143,10 @@ class Incoming(Generic[LeaseT]):
         """Wait until no byte can land, then give the lease where it belongs."""
         outcome: Outcome = InternalError("the hand-off ended by a fault of the decode worker")
         try:
-            if not await self._quiesced():
+            quiesced = await self._quiesced()
+            if quiesced and self._state is TargetState.RECEIVING and self._ticket is not None:
+                await self._verify(self._ticket)
+            if not quiesced:
                 outcome = InternalError("the worker went down while a write was under way; its blocks stay fenced")
             elif self._state is TargetState.RECEIVING and self._ticket is not None:
                 self._on(TargetEvent.VERIFIED)
@@ -153,6 +158,13 @@ class Incoming(Generic[LeaseT]):
         finally:
             self._outcome.set_result(outcome)
             self._around.ended(self._reservation.request.handoff_id, outcome)
+
+    async def _verify(self, ticket: Ticket) -> None:
+        """Refuse the ticket if a block is not what was sent. It may also have been given up meanwhile, which then stands."""
+        damage = await self._around.verifier.damage(ticket, self._reservation.grant)
+        if damage is not None:
+            logger.warning("%s; none of them is used", damage.message)
+            self.end(TargetEvent.REFUSED, damage)
 
     async def _quiesced(self) -> bool:
         pause_s = self._around.config.quiesce_poll_s
@@ -201,4 +213,4 @@ class Incoming(Generic[LeaseT]):
             return HandoffError(
                 f"ticket of {request.handoff_id} was written under another grant than the one that is held"
             )
-        return None
+        return self._around.verifier.missing(ticket, self._reservation.grant)

@@ -20,6 +20,7 @@ from contracts.ticket import AbortRequest, ConnectRequest
 from contracts.worker import ConnectorAddress, WorkerRef
 from kv_transfer.choose import reach
 from kv_transfer.connector import Connector
+from kv_transfer.digests import Digester
 from kv_transfer.endings import until_done, within
 from kv_transfer.handoff import Observer, unobserved
 from kv_transfer.peer import HandoffPeer
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 class Side:
     """One worker's half of every pair: who it is, its KV memory's layout, and its connectors, which expose that memory.
 
-    `observer` hears every step of its hand-offs, in order.
+    `observer` hears every step of its hand-offs, in order. `digester` reads that memory; None where integrity is off.
     """
 
     ref: WorkerRef
@@ -39,6 +40,7 @@ class Side:
     connectors: Sequence[Connector]
     clock: Clock
     observer: Observer = unobserved
+    digester: Digester | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

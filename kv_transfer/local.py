@@ -1,9 +1,9 @@
 """The `local` connector: copies within one process, deterministic on a Clock, with faults on demand.
 
 Product code, not a mock: a colocated pair uses it, tests and the simulator run the whole protocol on it. A write may be
-delayed, fail after some bytes, vanish without an answer, or stop half-way while it is inside the window, as a writer
-that was stopped by a signal does (the rest lands when it goes on, even if the window was closed meanwhile: that is why the
-window does not count as quiesced before).
+delayed, fail after some bytes, vanish without an answer, be acknowledged although bytes are lost or a bit is flipped, or stop
+half-way while it is inside the window, as a writer that was stopped by a signal does (the rest lands when it goes on, even if
+the window was closed meanwhile: that is why the window does not count as quiesced before).
 
 Does not know threads, processes or requests.
 """
@@ -30,6 +30,8 @@ class Delivery(StrEnum):
 
     DELIVER = "deliver"  # all bytes land
     FAIL = "fail"  # `landed_bytes` land, then TransferFailed
+    LOSE = "lose"  # `landed_bytes` land, the rest does not, and nobody notices
+    CORRUPT = "corrupt"  # all bytes land, then the bit `flipped_bit` of them is the other one, and nobody notices
     DROP = "drop"  # nothing lands and nobody answers, until the caller gives up
 
 
@@ -44,6 +46,7 @@ class WriteFault:
     delay_s: float = 0.0
     stall_s: float = 0.0
     landed_bytes: int = 0
+    flipped_bit: int = 0  # counted over the bytes of the write in its order; modulo their number
 
 
 FaultPlan = Callable[[int], WriteFault]
@@ -163,7 +166,11 @@ class LocalConnector:
             await self._clock.sleep(fault.stall_s)
             if fault.delivery is Delivery.FAIL:
                 raise TransferFailed(f"connection lost after {fault.landed_bytes} bytes")
+            if fault.delivery is Delivery.LOSE:
+                return
             _copy(source, sink, rest, sum(write.length for write in rest))
+            if fault.delivery is Delivery.CORRUPT:
+                _flip(sink, writes, fault.flipped_bit)
         finally:
             window.leave()
 
@@ -187,3 +194,14 @@ def _copy(source: memoryview, target: memoryview, writes: Sequence[Write], num_b
         if now < write.length:
             rest.append(Write(write.source_offset + now, write.target_offset + now, write.length - now))
     return rest
+
+
+def _flip(target: memoryview, writes: Sequence[Write], bit: int) -> None:
+    """Turn one bit of what `writes` brought."""
+    byte, bit = divmod(bit % (8 * sum(write.length for write in writes)), 8)
+    rest = iter(writes)
+    write = next(rest)
+    while byte >= write.length:
+        byte -= write.length
+        write = next(rest)
+    target[write.target_offset + byte] ^= 1 << bit

@@ -45,6 +45,7 @@ from kv_transfer.incoming import Adopted, Incoming, Outcome, Reservation, Surrou
 from kv_transfer.links import Side
 from kv_transfer.memory import Bounded, Lives, said_again
 from kv_transfer.pool import HandoffEvents, KVPool, LeaseT
+from kv_transfer.verifier import Verifier
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,10 @@ class Receiver(Generic[LeaseT]):
         self._events = events
         self._config = config
         self._on_fatal = on_fatal
-        self._around = Surroundings(pool, side.clock, config, side.layout, self._ended, on_fatal, side.observer)
+        verifier = Verifier(side.layout, config.integrity, side.digester)
+        self._around = Surroundings(
+            pool, side.clock, config, side.layout, self._ended, on_fatal, side.observer, verifier
+        )
         self._asking: dict[str, asyncio.Task[Grant]] = {}
         self._live: dict[str, Incoming[LeaseT]] = {}
         self._finished: Bounded[int | DiptychError] = Bounded(config.max_remembered)

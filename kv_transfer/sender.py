@@ -75,7 +75,7 @@ class Sender:
         self._clock = links.side.clock
         self._asker = Asker(facts.decode.worker_id, self._clock, config)
         self._state = SourceState.COMPUTING
-        self._pusher = Pusher(links.side, facts.num_tokens, config)
+        self._pusher = Pusher(links.side, facts.num_tokens, config, facts.handoff_id)
         self._result: asyncio.Future[PrefillResult] | None = None
         self._work: asyncio.Task[HandoffStats] | None = None
         self._ending: asyncio.Task[HandoffStats] | None = None
@@ -209,6 +209,7 @@ class Sender:
             num_cached_tokens=result.num_cached_tokens,
             window_key=window_key,
             block_hashes=self._facts.block_hashes,
+            block_digests=self._pusher.digests(),
             first_token_logprob=result.first_token_logprob,
             stages=stages,
         )

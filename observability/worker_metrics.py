@@ -1,7 +1,7 @@
 """Every metric name of a worker, once; the router's are in `observability.metrics`. Nothing is global.
 
-`diptych_engine_*` say what the engine does in its steps; times are seconds, taken with the engine's clock. Does not know
-engines or HTTP: callers pass numbers.
+`diptych_engine_*` say what the engine does in its steps, `diptych_kv_*` what became of KV that travelled; times are seconds,
+taken with the engine's clock. Does not know engines or HTTP: callers pass numbers.
 """
 
 from __future__ import annotations
@@ -44,6 +44,13 @@ class WorkerMetrics:
         )
         self._tokens = Counter("diptych_engine_scheduled_tokens", "Tokens computed", registry=self.registry)
         self._preemptions = Counter("diptych_engine_preemptions", "Requests preempted", registry=self.registry)
+        self._mismatches = Counter(
+            "diptych_kv_digest_mismatch", "Hand-offs whose bytes were not those that were sent", registry=self.registry
+        )
+
+    def digest_mismatch(self) -> None:
+        """One hand-off was thrown away because a block was not what its sender had read."""
+        self._mismatches.inc()
 
     def step(self, step_s: float, runner_s: float, batch: tuple[int, int], num_preempted: int) -> None:
         """One step: its time, the runner's part of it, its (requests, tokens), and how many requests it preempted."""

@@ -21,6 +21,8 @@ from engine.execution.interface import ModelRunner
 from engine.execution.memory import memory_turn
 from engine.output import StepOutput
 from kv_transfer.choose import make_connectors
+from kv_transfer.digests import ThreadDigester
+from kv_transfer.links import Side
 from kv_transfer.region import SharedRegion
 from observability.log import get_logger
 from observability.worker_metrics import WorkerMetrics
@@ -77,9 +79,12 @@ async def _serve(
     for connector in connectors:
         stack.push_async_callback(connector.close)
         connector.expose(computer.region)
+    digester = ThreadDigester(computer.region)
+    stack.callback(digester.close)
     ref = WorkerRef(config.worker_id, new_epoch())
     engine = Engine(runner, EngineConfig(config.scheduler), clock)
-    worker = PrefillWorker(ref, engine, runner.layout, connectors, PeerPool(clock), config.run)
+    side = Side(ref, runner.layout, connectors, clock, digester=digester)
+    worker = PrefillWorker(side, engine, PeerPool(clock), config.run)
     stack.push_async_callback(worker.stop)
     prefill_pb2_grpc.add_PrefillServicer_to_server(PrefillServicer(worker), server.grpc_server)
     _serve_metrics(config, worker, stack)

@@ -9,18 +9,16 @@ thread and the runs; does not own the connectors' region. Does not know gRPC.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from contracts.clock import Clock
 from contracts.errors import InvalidRequest, Unavailable
-from contracts.kv_layout import KVLayout
 from contracts.request import GenerationRequest
-from contracts.worker import WorkerLoad, WorkerRef, WorkerState
+from contracts.worker import WorkerLoad, WorkerState
 from engine.driver import EngineDriver
 from engine.engine import Engine
 from engine.output import Retained, StepOutput
-from kv_transfer.connector import Connector
 from kv_transfer.links import Links, Side
 from observability.log import get_logger
 from prefill_service.events import RunEvent, Target
@@ -33,15 +31,13 @@ log = get_logger(__name__)
 class PrefillWorker:
     """See the module's docstring. Used from one event loop."""
 
-    def __init__(
-        self, ref: WorkerRef, engine: Engine, layout: KVLayout, connectors: Sequence[Connector], peers: PeerSource,
-        config: RunConfig,
-    ) -> None:  # fmt: skip
-        self.ref = ref
+    def __init__(self, side: Side, engine: Engine, peers: PeerSource, config: RunConfig) -> None:
+        """`side` says who this is and has the engine's KV memory and clock."""
+        self.ref = side.ref
         self._clock: Clock = engine.clock
         self.driver = EngineDriver(engine, self._on_output, self._on_started)
         self._peers = peers
-        self._links = Links(Side(ref, layout, connectors, self._clock), config.sender.call_timeout_s)
+        self._links = Links(side, config.sender.call_timeout_s)
         self._parts = RunParts(self.driver, self._links, peers, self._clock, config)
         self._runs: dict[str, PrefillRun] = {}
         self._settling: set[asyncio.Task[None]] = set()

@@ -10,6 +10,8 @@ from cli.commands import flags, workerflags
 from cli.commands.workerflags import WorkerFlags
 from cli.options import SectionedCommand, apply
 from decode_service.config import DecodeConfig
+from decode_service.worker import AnswerConfig
+from kv_transfer.config import Integrity, ReceiverConfig
 
 
 def decode_config(given: WorkerFlags) -> DecodeConfig:
@@ -25,6 +27,7 @@ def decode_config(given: WorkerFlags) -> DecodeConfig:
         network=workerflags.network_config(given),
         server=workerflags.server_config(given),
         routers=given["router"],
+        answers=AnswerConfig(ReceiverConfig(integrity=Integrity(given["integrity"]))),
         lifecycle=workerflags.lifecycle_config(given),
         metrics_host=given["host"],
         metrics_port=given["metrics_port"],

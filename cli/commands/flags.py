@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from cli.options import ADVERTISE, DTYPE, LABEL, LOG_LEVEL, MODEL_DIR, NAME, SECONDS, SIZE, Decorated, option
+from kv_transfer.config import Integrity
 from observability.log import configure_logging
 from rpc.process import end_with_parent, run_process
 
@@ -68,6 +69,14 @@ connector_option = option(
     type=CONNECTOR,
     default="auto",
     help="How KV travels: shm (shared memory, same host), tcp (any host), auto (the fastest that both ends have).",
+)
+integrity_option = option(
+    "--integrity",
+    section="Cluster",
+    type=click.Choice([mode.value for mode in Integrity]),
+    default=Integrity.SAMPLED.value,
+    help="Which blocks of KV are compared by digest after they travelled: none (off), about one in eight (sampled), "
+    "all (full). A prefill worker must be at least as strict as its decode workers.",
 )
 log_level_option = option("--log-level", section="Running", type=LOG_LEVEL, default="warning", help="Least log level.")
 # A service on its own has no display beside it: its log says when and where it is ready.

@@ -9,7 +9,9 @@ import click
 from cli.commands import flags, workerflags
 from cli.commands.workerflags import WorkerFlags
 from cli.options import SectionedCommand, apply
+from kv_transfer.config import Integrity, SenderConfig
 from prefill_service.config import PrefillConfig
+from prefill_service.run import RunConfig
 
 
 def prefill_config(given: WorkerFlags) -> PrefillConfig:
@@ -25,6 +27,7 @@ def prefill_config(given: WorkerFlags) -> PrefillConfig:
         network=workerflags.network_config(given),
         server=workerflags.server_config(given),
         routers=given["router"],
+        run=RunConfig(SenderConfig(integrity=Integrity(given["integrity"]))),
         lifecycle=workerflags.lifecycle_config(given),
         metrics_host=given["host"],
         metrics_port=given["metrics_port"],

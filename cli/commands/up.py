@@ -43,6 +43,7 @@ class UpFlags(TypedDict):
     prefill: int
     decode: int
     connector: str
+    integrity: str
     policy: str | None
     threads: int | None
     kv_memory: int
@@ -83,6 +84,7 @@ OPTIONS = (
         help="Decode workers.",
     ),
     flags.connector_option,
+    flags.integrity_option,
     flags.policy_option,
     flags.threads_option("Compute threads of each worker. [default: the cores divided over the workers, at least 1]"),
     flags.kv_memory_option("512MiB", "KV memory of each worker."),
@@ -140,6 +142,7 @@ def cluster_config(given: UpFlags, model_dir: Path) -> ClusterConfig:
     threads = given["threads"] or default_threads(given["prefill"] + given["decode"])
     workers = WorkerOptions(
         connector=given["connector"],
+        integrity=given["integrity"],
         dtype=given["dtype"],
         kv_memory_bytes=given["kv_memory"],
         max_model_len=given["max_model_len"],

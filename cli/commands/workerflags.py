@@ -28,6 +28,7 @@ class WorkerFlags(TypedDict):
     worker_id: str | None
     router: tuple[str, ...]
     connector: str
+    integrity: str
     threads: int | None
     kv_memory: int | None
     max_num_batched_tokens: int | None
@@ -64,6 +65,7 @@ OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
         help="Name of this worker, unlike any other's. [default: made of pool, host and process id]",
     ),
     flags.connector_option,
+    flags.integrity_option,
     flags.threads_option("Compute threads. [default: all cores]"),
     flags.kv_memory_option(
         None,

@@ -30,6 +30,8 @@ from engine.execution.interface import ModelRunner
 from kv_transfer.choose import NetworkConfig, make_connectors
 from kv_transfer.config import SenderConfig
 from kv_transfer.connector import Connector
+from kv_transfer.digests import ThreadDigester
+from kv_transfer.links import Side
 from kv_transfer.local import FaultPlan, LocalConnector, LocalHub, no_faults
 from kv_transfer.region import SharedRegion
 from prefill_service.peer import PeerPool
@@ -155,10 +157,10 @@ async def pools(setup: Setup | None = None) -> AsyncIterator[Pools]:
 
 
 async def _decode(setup: Setup, index: int, hub: LocalHub, stack: AsyncExitStack) -> Served:
-    engine, connectors = _engine(setup, setup.decode_model or setup.model, setup.decode_blocks, (hub, stack))
+    engine, connectors, digester = _engine(setup, setup.decode_model or setup.model, setup.decode_blocks, (hub, stack))
     ref = WorkerRef(f"decode-{index}", 1)
     layout = setup.real.layout if setup.real else (setup.decode_model or setup.model).layout
-    worker = DecodeWorker(ref, engine, layout, connectors, setup.answers)
+    worker = DecodeWorker(Side(ref, layout, connectors, engine.clock, digester=digester), engine, setup.answers)
     server = RpcServer(ServerConfig(), ())
     decode_pb2_grpc.add_DecodeServicer_to_server(DecodeServicer(worker.desk), server.grpc_server)
     handoff_pb2_grpc.add_HandoffServicer_to_server(HandoffServicer(worker.receiver), server.grpc_server)
@@ -167,10 +169,11 @@ async def _decode(setup: Setup, index: int, hub: LocalHub, stack: AsyncExitStack
 
 async def _prefill(setup: Setup, index: int, hub: LocalHub, stack: AsyncExitStack) -> Served:
     faults = setup.faults if index == 0 else no_faults
-    engine, connectors = _engine(setup, setup.model, setup.prefill_blocks, (hub, stack), faults)
+    engine, connectors, digester = _engine(setup, setup.model, setup.prefill_blocks, (hub, stack), faults)
     ref = WorkerRef(f"prefill-{index}", 1)
     layout = setup.real.layout if setup.real else setup.model.layout
-    worker = PrefillWorker(ref, engine, layout, connectors, PeerPool(engine.clock), setup.run)
+    side = Side(ref, layout, connectors, engine.clock, digester=digester)
+    worker = PrefillWorker(side, engine, PeerPool(engine.clock), setup.run)
     server = RpcServer(ServerConfig(), ())
     prefill_pb2_grpc.add_PrefillServicer_to_server(PrefillServicer(worker), server.grpc_server)
     return await _serve(ref, worker, server, stack)
@@ -182,12 +185,14 @@ def _engine(
     num_blocks: int,
     around: tuple[LocalHub, AsyncExitStack],
     faults: FaultPlan = no_faults,
-) -> tuple[Engine, list[Connector]]:
+) -> tuple[Engine, list[Connector], ThreadDigester]:
     hub, stack = around
     clock = MonotonicClock()
     layout = setup.real.layout if setup.real else model.layout
     region = SharedRegion(num_blocks * layout.block_bytes)
     stack.callback(region.close)
+    digester = ThreadDigester(region)
+    stack.callback(digester.close)
     connectors: list[Connector]
     if setup.connector == "local":
         connectors = [LocalConnector(hub, clock, faults)]
@@ -201,7 +206,7 @@ def _engine(
         runner = setup.real.runner(num_blocks, region.buffer)
     else:
         runner = FakeRunner(model, num_blocks, region.buffer, step_s=setup.step_s)
-    return Engine(runner, EngineConfig(setup.scheduler), clock), connectors
+    return Engine(runner, EngineConfig(setup.scheduler), clock), connectors, digester
 
 
 async def _serve(

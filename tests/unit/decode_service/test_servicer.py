@@ -19,6 +19,7 @@ from decode_service.worker import AnswerConfig, DecodeWorker
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.execution.fake import FakeModel, FakeRunner
+from kv_transfer.links import Side
 from rpc.channel import open_channel
 from rpc.errors import from_rpc_error
 from rpc.server import RpcServer, ServerConfig
@@ -29,8 +30,9 @@ SESSION = "/diptych.v1.Decode/Session"
 
 @asynccontextmanager
 async def served(desk: AnswerDesk | None = None) -> AsyncIterator[grpc.aio.Channel]:
-    engine = Engine(FakeRunner(MODEL, 16), EngineConfig(), MonotonicClock())
-    worker = DecodeWorker(WorkerRef("d", 1), engine, MODEL.layout, [], AnswerConfig())
+    clock = MonotonicClock()
+    engine = Engine(FakeRunner(MODEL, 16), EngineConfig(), clock)
+    worker = DecodeWorker(Side(WorkerRef("d", 1), MODEL.layout, [], clock), engine, AnswerConfig())
     worker.start()
     server = RpcServer(ServerConfig(), ())
     decode_pb2_grpc.add_DecodeServicer_to_server(DecodeServicer(desk or worker.desk), server.grpc_server)

@@ -22,6 +22,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.execution.fake import FakeModel, FakeRunner, expected_tokens
 from kv_transfer.config import ReceiverConfig
+from kv_transfer.links import Side
 from kv_transfer.local import LocalConnector, LocalHub
 from kv_transfer.region import SharedRegion
 
@@ -38,7 +39,7 @@ class Bench:
         runner = FakeRunner(MODEL, BLOCKS, region.buffer, step_s=step_s, strict=False)
         self.engine = Engine(runner, EngineConfig(), clock)
         config = AnswerConfig(ReceiverConfig(max_remembered=max_remembered))
-        self.worker = DecodeWorker(D, self.engine, MODEL.layout, [connector], config)
+        self.worker = DecodeWorker(Side(D, MODEL.layout, [connector], clock), self.engine, config)
         self.desk = self.worker.desk
         self.session = self.desk.open_session()
         self.keys: dict[str, int] = {}  # of the windows that were granted, by hand-off

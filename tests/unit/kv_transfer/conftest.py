@@ -11,7 +11,8 @@ from contracts.request import GenerationRequest
 from contracts.sampling import SamplingParams
 from contracts.ticket import ReserveRequest, Ticket
 from contracts.worker import WorkerRef
-from kv_transfer.config import ReceiverConfig, SenderConfig
+from kv_transfer.config import Integrity, ReceiverConfig, SenderConfig
+from kv_transfer.digests import InlineDigester
 from kv_transfer.links import Links, Side
 from kv_transfer.local import LocalConnector, LocalHub, WriteFault
 from kv_transfer.memory_pool import MemoryPool
@@ -41,6 +42,16 @@ class Told:
         self.lost.append((handoff_id, cause))
 
 
+class CountingDigester(InlineDigester):
+    """Counts the blocks that it reads."""
+
+    num_read = 0
+
+    async def digests(self, ranges):
+        self.num_read += len(ranges)
+        return await super().digests(ranges)
+
+
 class Noting(Receiver):
     """A receiver that notes the keys of its grants, for tickets that a test writes itself."""
 
@@ -62,7 +73,7 @@ class Pair:
     num_tokens = NUM_TOKENS
     source_blocks = SOURCE_BLOCKS
 
-    def __init__(self):
+    def __init__(self, send_integrity=Integrity.OFF, receive_integrity=None):
         self.clock = VirtualClock()
         self.hub = LocalHub()
         self.faults = []
@@ -73,13 +84,25 @@ class Pair:
         self.target = LocalConnector(self.hub, self.clock)
         self.source.expose(self.source_region)
         self.target.expose(self.target_region)
-        self.p = Side(WorkerRef("p", 3), LAYOUT, (self.source,), self.clock)
-        self.d = Side(WorkerRef("d", 7), LAYOUT, (self.target,), self.clock)
+        self.p = Side(
+            WorkerRef("p", 3), LAYOUT, (self.source,), self.clock, digester=CountingDigester(self.source_region)
+        )
+        self.d = Side(
+            WorkerRef("d", 7), LAYOUT, (self.target,), self.clock, digester=CountingDigester(self.target_region)
+        )
         self.told = Told()
         self.pool = MemoryPool(8, LAYOUT.block_size, {b"a": 8})
-        self.receive = ReceiverConfig(lease_s=4, sweep_every_s=0.5, quiesce_poll_s=0.1, max_remembered=8)
+        received = send_integrity if receive_integrity is None else receive_integrity
+        self.receive = ReceiverConfig(
+            lease_s=4, sweep_every_s=0.5, quiesce_poll_s=0.1, max_remembered=8, integrity=received
+        )
         self.send = SenderConfig(
-            reserve_timeout_s=3, call_timeout_s=2, commit_timeout_s=5, write_timeout_s=6, renew_every_s=1
+            reserve_timeout_s=3,
+            call_timeout_s=2,
+            commit_timeout_s=5,
+            write_timeout_s=6,
+            renew_every_s=1,
+            integrity=send_integrity,
         )
         self.receiver = self.make_receiver(self.pool)
         self.links = Links(self.p, self.send.call_timeout_s)

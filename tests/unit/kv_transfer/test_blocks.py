@@ -32,7 +32,7 @@ def test_neighbours_become_one_write():
 
 
 def test_progress_needs_its_blocks(pair):
-    pusher = Pusher(pair.p, pair.num_tokens, pair.send)
+    pusher = Pusher(pair.p, pair.num_tokens, pair.send, "h")
     with pytest.raises(InternalError, match="need 2 blocks"):
         pusher.advance(8, [1])
     with pytest.raises(InternalError, match="4 blocks to push"):
@@ -41,7 +41,7 @@ def test_progress_needs_its_blocks(pair):
 
 @pytest.mark.parametrize(("blocks", "cached"), [(3, 0), (5, 0), (4, 3), (4, 20)])
 async def test_a_grant_that_does_not_fit_is_refused(pair, blocks, cached):
-    pusher = Pusher(pair.p, pair.num_tokens, pair.send)
+    pusher = Pusher(pair.p, pair.num_tokens, pair.send, "h")
     pusher.finish(pair.source_blocks)
     link = Link(pair.d.ref, pair.source, pair.target.address())
     grant = Grant("h", pair.d.ref, tuple(range(blocks)), cached, 4.0, ((pair.target.address(), 1),))
@@ -50,7 +50,7 @@ async def test_a_grant_that_does_not_fit_is_refused(pair, blocks, cached):
 
 
 async def test_a_grant_without_a_window_for_our_connector_is_refused(pair):
-    pusher = Pusher(pair.p, pair.num_tokens, pair.send)
+    pusher = Pusher(pair.p, pair.num_tokens, pair.send, "h")
     link = Link(pair.d.ref, pair.source, pair.target.address())
     grant = Grant("h", pair.d.ref, (0, 1, 2, 3), 0, 4.0, ((ConnectorAddress("tcp", "x:1"), 1),))
     with pytest.raises(TransferFailed, match="no window"):

@@ -53,6 +53,20 @@ async def test_a_failing_write_lands_in_part(pair, key):
     assert pair.target.close_window(key)
 
 
+async def test_a_lost_write_is_acknowledged_and_lands_in_part(pair, key):
+    await start(pair, key, WriteFault(Delivery.LOSE, landed_bytes=10))
+    assert landed(pair) == 10
+
+
+@pytest.mark.parametrize("bit", [0, 7, 8, 8 * 40 - 1, 8 * 40, 8 * 64 - 1, 8 * 64 + 3])
+async def test_a_corrupt_write_lands_with_one_bit_turned(pair, key, bit):
+    pair.faults.append(WriteFault(Delivery.CORRUPT, flipped_bit=bit))
+    await pair.source.write(pair.target.address(), key, [Write(1, 24, 40), Write(41, 0, 24)])  # not in their order
+    got = int.from_bytes(bytes(pair.target_region.buffer[24:64]) + bytes(pair.target_region.buffer[:24]), "little")
+    assert got ^ int.from_bytes(bytes(range(1, 65)), "little") == 1 << bit % (8 * 64)
+    assert pair.target.close_window(key)
+
+
 @pytest.mark.parametrize("fault", [WriteFault(delivery=Delivery.DROP), WriteFault(delay_s=99.0)])
 async def test_a_write_that_never_comes_ends_with_its_caller(pair, key, fault):
     writing = start(pair, key, fault)

@@ -28,6 +28,7 @@ from engine.engine import Engine
 from engine.execution.fake import FakeModel, FakeRunner, expected_tokens
 from engine.output import Retained
 from kv_transfer.connector import ByteRange
+from kv_transfer.links import Side
 from kv_transfer.local import LocalConnector, LocalHub, WriteFault
 from kv_transfer.region import SharedRegion
 from prefill_service.events import FirstTokens, HandedOff, HandoffFailed, Target
@@ -105,9 +106,8 @@ class Bench:
         self.connector = LocalConnector(hub, clock, self.gate)
         self.connector.expose(region)
         self.engine = Engine(FakeRunner(MODEL, BLOCKS, region.buffer, step_s=step_s), CHUNKED, clock)
-        self.worker = PrefillWorker(
-            WorkerRef("p", 1), self.engine, MODEL.layout, [self.connector], self.peers, RunConfig(hold_s=hold_s)
-        )
+        side = Side(WorkerRef("p", 1), MODEL.layout, [self.connector], clock)
+        self.worker = PrefillWorker(side, self.engine, self.peers, RunConfig(hold_s=hold_s))
         self.targets: asyncio.Queue[Target | None] = asyncio.Queue()
 
     async def usage(self) -> float:
