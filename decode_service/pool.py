@@ -7,7 +7,7 @@ Does not know connectors, peers or sessions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from contracts.errors import DigestMismatch, DiptychError, UnknownHandoff
 from contracts.request import GenerationRequest
@@ -38,7 +38,9 @@ class EnginePool:
 
         return await self._driver.call(lambda engine: engine.reserve(handoff_id, num_tokens, block_hashes), give_back)
 
-    async def adopt(self, request: GenerationRequest, lease: KVLease, num_computed_tokens: int) -> None:
+    async def adopt(
+        self, request: GenerationRequest, lease: KVLease, num_computed_tokens: int, seals: Sequence[bytes]
+    ) -> None:
         """See KVPool. Its tokens may come before this returns, so the book is told first."""
         try:
             self._book.expect(request.request_id)
@@ -48,16 +50,16 @@ class EnginePool:
 
         def adopt(engine: Engine) -> None:
             try:
-                engine.adopt(request, lease, num_computed_tokens)
+                engine.adopt(request, lease, num_computed_tokens, seals)
             except DiptychError:
                 engine.release(lease)
                 raise
 
         await self._driver.call(adopt)
 
-    async def release(self, lease: KVLease) -> None:
+    async def release(self, lease: KVLease, spoiled: Sequence[int] = ()) -> None:
         """See KVPool."""
-        await self._driver.call(lambda engine: engine.release(lease))
+        await self._driver.call(lambda engine: engine.release(lease, spoiled))
 
 
 class HandoffListener:

@@ -109,9 +109,12 @@ class Engine:
             self._lent.reserve(lease)
         return lease
 
-    def adopt(self, request: GenerationRequest, lease: KVLease, num_computed_tokens: int) -> None:
+    def adopt(
+        self, request: GenerationRequest, lease: KVLease, num_computed_tokens: int, seals: Sequence[bytes] = ()
+    ) -> None:
         """Go on with a request whose first `num_computed_tokens` tokens' KV is in `lease`, which is the engine's from now on.
 
+        `seals`, of its leading blocks, come back in `cached_seals` of a later lease that shares these blocks.
         Raises InvalidRequest (malformed, id in use, could never fit); then the lease is still the caller's.
         """
         self._lent.check_reserved(lease)
@@ -126,6 +129,7 @@ class Engine:
         record.start(self._lent.take_back(lease), num_computed_tokens)
         # Now, not after its first step: if it is preempted before that, its KV can still be found.
         self._committer.publish(record)
+        self._kv.seal(lease, seals, num_computed_tokens)
         self._committer.enter(record)
 
     def abort(self, request_id: str) -> bool:
@@ -135,9 +139,14 @@ class Engine:
             self._committer.drop(request)
         return request is not None
 
-    def release(self, lease: KVLease) -> None:
-        """Give back a lease from `reserve` or StepOutput.retained. LeaseError for any other, or the second time."""
-        self._lent.take_back(lease).release()
+    def release(self, lease: KVLease, spoiled: Sequence[int] = ()) -> None:
+        """Give back a lease from `reserve` or StepOutput.retained. LeaseError for any other, or the second time.
+
+        `spoiled` are positions of blocks whose content is not what it should be: the prefix cache forgets them.
+        """
+        self._lent.take_back(lease)
+        self._kv.forget(lease, spoiled)
+        lease.release()
 
     def step(self, on_started: OnStarted | None = None) -> StepOutput:
         """Compute once and tell what came of it. `on_started` hears, before the computing, which retaining requests begin."""

@@ -23,7 +23,7 @@ from kv_transfer.endings import report
 from kv_transfer.handoff import TARGET_TABLE, Observer, TargetAction, TargetEvent, TargetState, TargetStep, step
 from kv_transfer.memory import said_again
 from kv_transfer.pool import KVPool, LeaseT
-from kv_transfer.verifier import Verifier
+from kv_transfer.verifier import Findings, Verifier
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +75,7 @@ class Incoming(Generic[LeaseT]):
         self._hurry = asyncio.Event()
         self._winding_up: asyncio.Task[None] | None = None
         self._ticket: Ticket | None = None
+        self._findings = Findings()
         self.deadline_s = surroundings.clock.now() + surroundings.config.lease_s
 
     @property
@@ -153,7 +154,7 @@ class Incoming(Generic[LeaseT]):
                 outcome = await self._adopt(self._ticket)
             else:
                 self._on(TargetEvent.QUIESCED)
-                await self._around.pool.release(self._reservation.lease)
+                await self._around.pool.release(self._reservation.lease, self._findings.spoiled)
                 outcome = self._cause
         finally:
             self._outcome.set_result(outcome)
@@ -161,10 +162,11 @@ class Incoming(Generic[LeaseT]):
 
     async def _verify(self, ticket: Ticket) -> None:
         """Refuse the ticket if a block is not what was sent. It may also have been given up meanwhile, which then stands."""
-        damage = await self._around.verifier.damage(ticket, self._reservation.grant)
-        if damage is not None:
-            logger.warning("%s; none of them is used", damage.message)
-            self.end(TargetEvent.REFUSED, damage)
+        reservation = self._reservation
+        self._findings = await self._around.verifier.look(ticket, reservation.grant, reservation.lease.cached_seals)
+        if self._findings.damage is not None:
+            logger.warning("%s; none of them is used", self._findings.damage.message)
+            self.end(TargetEvent.REFUSED, self._findings.damage)
 
     async def _quiesced(self) -> bool:
         pause_s = self._around.config.quiesce_poll_s
@@ -186,7 +188,7 @@ class Incoming(Generic[LeaseT]):
         lease = self._reservation.lease
         num_blocks = len(lease.block_ids)
         try:
-            await self._around.pool.adopt(ticket.request, lease, ticket.num_computed_tokens)
+            await self._around.pool.adopt(ticket.request, lease, ticket.num_computed_tokens, self._findings.seals)
         except DiptychError as error:
             logger.warning("hand-off %s: the engine does not take it: %s", ticket.handoff_id, error.message)
             return error

@@ -9,7 +9,7 @@ there. Does not know bytes, windows or time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from contracts.errors import InternalError
@@ -23,6 +23,7 @@ class BlockLease:
     handoff_id: str
     block_ids: tuple[int, ...]
     num_cached_tokens: int
+    cached_seals: tuple[bytes | None, ...] = ()
 
 
 class MemoryPool:
@@ -31,7 +32,8 @@ class MemoryPool:
     def __init__(self, num_blocks: int, block_size: int, known: Mapping[bytes, int] | None = None) -> None:
         self.num_blocks = num_blocks
         self._block_size = block_size
-        self._known = known or {}
+        self._known = dict(known or {})
+        self._seals: dict[int, bytes] = {}
         self._free = list(range(num_blocks - 1, -1, -1))
         self._leased: dict[BlockLease, None] = {}
         self.adopted: dict[str, BlockLease] = {}
@@ -57,22 +59,29 @@ class MemoryPool:
         if num_new > len(self._free):
             return None
         blocks = tuple(cached) + tuple(self._free.pop() for _ in range(num_new))
-        lease = BlockLease(handoff_id, blocks, len(cached) * self._block_size)
+        seals = tuple(self._seals.get(block) for block in cached)
+        lease = BlockLease(handoff_id, blocks, len(cached) * self._block_size, seals)
         self._leased[lease] = None
         return lease
 
-    async def adopt(self, request: GenerationRequest, lease: BlockLease, num_computed_tokens: int) -> None:
-        """See KVPool."""
+    async def adopt(
+        self, request: GenerationRequest, lease: BlockLease, num_computed_tokens: int, seals: Sequence[bytes] = ()
+    ) -> None:
+        """See KVPool. Only blocks of the cache are ever found again, so only their seals are kept."""
         self._take_back(lease)
         if num_computed_tokens != request.num_tokens - 1:
             raise InternalError(f"{lease.handoff_id}: {num_computed_tokens} computed of {request.num_tokens} tokens")
         if request.request_id in self.adopted:
             raise InternalError(f"{request.request_id} adopted twice")
         self.adopted[request.request_id] = lease
+        cached = lease.block_ids[: lease.num_cached_tokens // self._block_size]
+        self._seals = dict(zip(cached, seals, strict=False)) | self._seals
 
-    async def release(self, lease: BlockLease) -> None:
+    async def release(self, lease: BlockLease, spoiled: Sequence[int] = ()) -> None:
         """See KVPool."""
         self._take_back(lease)
+        gone = {lease.block_ids[position] for position in spoiled}
+        self._known = {name: block for name, block in self._known.items() if block not in gone}
         self._put(lease)
 
     def finish(self, request_id: str) -> None:

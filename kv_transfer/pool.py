@@ -29,6 +29,11 @@ class ReservedLease(Protocol):
         """Tokens whose KV is there already: whole blocks."""
         ...
 
+    @property
+    def cached_seals(self) -> Sequence[bytes | None]:
+        """Of each cached block, the seal with which it was adopted, if it was with one."""
+        ...
+
 
 LeaseT = TypeVar("LeaseT", bound=ReservedLease)
 
@@ -40,12 +45,17 @@ class KVPool(Protocol[LeaseT]):
         """Room for `num_tokens` tokens, or None when there is none now. InvalidRequest when there can never be."""
         ...
 
-    async def adopt(self, request: GenerationRequest, lease: LeaseT, num_computed_tokens: int) -> None:
-        """The engine goes on with `request`. The lease is its own from now on: where this raises, it has been released."""
+    async def adopt(
+        self, request: GenerationRequest, lease: LeaseT, num_computed_tokens: int, seals: Sequence[bytes]
+    ) -> None:
+        """The engine goes on with `request`. The lease is its own from now on: where this raises, it has been released.
+
+        `seals` (none, or one for each block in order) are kept for full blocks that are found again, as `cached_seals`.
+        """
         ...
 
-    async def release(self, lease: LeaseT) -> None:
-        """Nothing can write to these blocks any more: free them."""
+    async def release(self, lease: LeaseT, spoiled: Sequence[int] = ()) -> None:
+        """Nothing can write to these blocks any more: free them. Cached blocks at positions `spoiled` must not be found again."""
         ...
 
 

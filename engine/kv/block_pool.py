@@ -7,7 +7,8 @@
       └───────────────── KEPT (count 0, content and name intact)
 
 A kept block counts as free: allocate takes plain free blocks first, then evicts the kept block that was let go longest
-ago. Does not know leases, tokens or what a name means.
+ago. A named block may carry a seal: whatever its holder wants to know of its content later. Does not know leases, tokens or
+what a name or a seal means.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class BlockPool:
         self._kept: dict[int, None] = {}  # oldest first
         self._name_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
+        self._seal_of: dict[int, bytes] = {}
 
     @property
     def num_blocks(self) -> int:
@@ -74,6 +76,22 @@ class BlockPool:
             self._name_of[block_id] = name
             self._block_of[name] = block_id
 
+    def seal(self, block_id: int, seal: bytes) -> None:
+        """Keep `seal` as long as the block keeps its name. A nameless block takes none, a sealed one keeps its first."""
+        if block_id in self._name_of:
+            self._seal_of.setdefault(block_id, seal)
+
+    def seal_of(self, block_id: int) -> bytes | None:
+        """The seal of a block, if it has one."""
+        return self._seal_of.get(block_id)
+
+    def forget(self, block_id: int) -> None:
+        """A held block's content is not what its name says: nobody finds it any more, and it is free once it is let go."""
+        name = self._name_of.pop(block_id, None)
+        if name is not None:
+            del self._block_of[name]
+            self._seal_of.pop(block_id, None)
+
     def find(self, name: bytes) -> int | None:
         """The block whose content has this name."""
         return self._block_of.get(name)
@@ -94,6 +112,8 @@ class BlockPool:
             raise PoolCorrupted("a held block is in the free list")
         if {name: block_id for block_id, name in self._name_of.items()} != self._block_of:
             raise PoolCorrupted("names and blocks do not match")
+        if not self._seal_of.keys() <= self._name_of.keys():
+            raise PoolCorrupted("a nameless block has a seal")
         if any(block_id not in self._name_of for block_id in self._kept):
             raise PoolCorrupted("a kept block has no name")
 
@@ -101,4 +121,5 @@ class BlockPool:
         block_id = next(iter(self._kept))
         del self._kept[block_id]
         del self._block_of[self._name_of.pop(block_id)]
+        self._seal_of.pop(block_id, None)
         return block_id

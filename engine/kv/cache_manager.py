@@ -57,6 +57,7 @@ class KVCacheManager:
         self.num_queried_tokens += num_tokens
         self.num_hit_tokens += len(hits) * self.block_size
         lease = KVLease(holder, hits + blocks, (len(hits), len(hits) * self.block_size), self._give_back)
+        lease.cached_seals = tuple(self._pool.seal_of(block_id) for block_id in hits)
         self._leases.add(lease)
         return lease
 
@@ -75,6 +76,17 @@ class KVCacheManager:
         for index in range(lease.num_published_blocks, num_computed_tokens // self.block_size):
             self._pool.name(lease.block_ids[index], hashes[index])
             lease.num_published_blocks = index + 1
+
+    def seal(self, lease: KVLease, seals: Sequence[bytes], num_computed_tokens: int) -> None:
+        """Keep seals of the lease's leading blocks, of those that are published and full; see BlockPool.seal."""
+        full = seals[: num_computed_tokens // self.block_size]
+        for block_id, seal in zip(lease.block_ids, full, strict=False):
+            self._pool.seal(block_id, seal)
+
+    def forget(self, lease: KVLease, positions: Sequence[int]) -> None:
+        """The content of the lease's blocks at these positions is spoiled: no other request may find it."""
+        for position in positions:
+            self._pool.forget(lease.block_ids[position])
 
     def check_integrity(self) -> None:
         """Raise PoolCorrupted unless free + cached + leased is all blocks and every count matches the living leases."""

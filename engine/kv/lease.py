@@ -18,7 +18,8 @@ class KVLease:
     """Blocks in order of positions. Made by KVCacheManager; whoever has it must release it or pass it on.
 
     `num_cached_tokens` is how many leading tokens were found in the prefix cache (whole blocks): their KV is there.
-    `num_published_blocks` counts the leading blocks that the prefix cache has been told of.
+    `num_published_blocks` counts the leading blocks that the prefix cache has been told of. `cached_seals` are the seals that
+    the cached blocks had when it was made.
     """
 
     def __init__(
@@ -26,6 +27,7 @@ class KVLease:
     ) -> None:
         self.holder = holder
         self.num_published_blocks, self.num_cached_tokens = num_cached
+        self.cached_seals: tuple[bytes | None, ...] = ()
         self._block_ids: list[int] | None = block_ids
         self._on_release = on_release
 

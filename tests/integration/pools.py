@@ -82,6 +82,7 @@ class Served:
     worker: PrefillWorker | DecodeWorker
     server: RpcServer
     channel: grpc.aio.Channel
+    region: SharedRegion
 
     @property
     def address(self) -> str:
@@ -157,26 +158,26 @@ async def pools(setup: Setup | None = None) -> AsyncIterator[Pools]:
 
 
 async def _decode(setup: Setup, index: int, hub: LocalHub, stack: AsyncExitStack) -> Served:
-    engine, connectors, digester = _engine(setup, setup.decode_model or setup.model, setup.decode_blocks, (hub, stack))
+    engine, connectors, region = _engine(setup, setup.decode_model or setup.model, setup.decode_blocks, (hub, stack))
     ref = WorkerRef(f"decode-{index}", 1)
     layout = setup.real.layout if setup.real else (setup.decode_model or setup.model).layout
-    worker = DecodeWorker(Side(ref, layout, connectors, engine.clock, digester=digester), engine, setup.answers)
+    worker = DecodeWorker(_side(ref, layout, engine, (connectors, region, stack)), engine, setup.answers)
     server = RpcServer(ServerConfig(), ())
     decode_pb2_grpc.add_DecodeServicer_to_server(DecodeServicer(worker.desk), server.grpc_server)
     handoff_pb2_grpc.add_HandoffServicer_to_server(HandoffServicer(worker.receiver), server.grpc_server)
-    return await _serve(ref, worker, server, stack)
+    return await _serve(ref, worker, server, (region, stack))
 
 
 async def _prefill(setup: Setup, index: int, hub: LocalHub, stack: AsyncExitStack) -> Served:
     faults = setup.faults if index == 0 else no_faults
-    engine, connectors, digester = _engine(setup, setup.model, setup.prefill_blocks, (hub, stack), faults)
+    engine, connectors, region = _engine(setup, setup.model, setup.prefill_blocks, (hub, stack), faults)
     ref = WorkerRef(f"prefill-{index}", 1)
     layout = setup.real.layout if setup.real else setup.model.layout
-    side = Side(ref, layout, connectors, engine.clock, digester=digester)
+    side = _side(ref, layout, engine, (connectors, region, stack))
     worker = PrefillWorker(side, engine, PeerPool(engine.clock), setup.run)
     server = RpcServer(ServerConfig(), ())
     prefill_pb2_grpc.add_PrefillServicer_to_server(PrefillServicer(worker), server.grpc_server)
-    return await _serve(ref, worker, server, stack)
+    return await _serve(ref, worker, server, (region, stack))
 
 
 def _engine(
@@ -185,14 +186,12 @@ def _engine(
     num_blocks: int,
     around: tuple[LocalHub, AsyncExitStack],
     faults: FaultPlan = no_faults,
-) -> tuple[Engine, list[Connector], ThreadDigester]:
+) -> tuple[Engine, list[Connector], SharedRegion]:
     hub, stack = around
     clock = MonotonicClock()
     layout = setup.real.layout if setup.real else model.layout
     region = SharedRegion(num_blocks * layout.block_bytes)
     stack.callback(region.close)
-    digester = ThreadDigester(region)
-    stack.callback(digester.close)
     connectors: list[Connector]
     if setup.connector == "local":
         connectors = [LocalConnector(hub, clock, faults)]
@@ -206,19 +205,29 @@ def _engine(
         runner = setup.real.runner(num_blocks, region.buffer)
     else:
         runner = FakeRunner(model, num_blocks, region.buffer, step_s=setup.step_s)
-    return Engine(runner, EngineConfig(setup.scheduler), clock), connectors, digester
+    return Engine(runner, EngineConfig(setup.scheduler), clock), connectors, region
+
+
+def _side(
+    ref: WorkerRef, layout: KVLayout, engine: Engine, memory: tuple[list[Connector], SharedRegion, AsyncExitStack]
+) -> Side:
+    connectors, region, stack = memory
+    digester = ThreadDigester(region)
+    stack.callback(digester.close)
+    return Side(ref, layout, connectors, engine.clock, digester=digester)
 
 
 async def _serve(
-    ref: WorkerRef, worker: PrefillWorker | DecodeWorker, server: RpcServer, stack: AsyncExitStack
+    ref: WorkerRef, worker: PrefillWorker | DecodeWorker, server: RpcServer, held: tuple[SharedRegion, AsyncExitStack]
 ) -> Served:
+    region, stack = held
     stack.push_async_callback(worker.stop)
     stack.push_async_callback(server.stop, 0)
     port = await server.start()
     worker.start()
     channel = open_channel(f"127.0.0.1:{port}")
     stack.push_async_callback(channel.close)
-    return Served(ref, worker, server, channel)
+    return Served(ref, worker, server, channel, region)
 
 
 class Decoding:

@@ -101,6 +101,41 @@ async def test_a_noisy_line_costs_time_and_no_token():
         await made.idle()
 
 
+@pytest.mark.parametrize("also_shared_before", [False, True])
+async def test_a_block_that_changes_in_the_prefix_cache_is_not_shared(also_shared_before):
+    async with pools(checked(lambda index: WriteFault())) as made:
+        mismatches = counted(made.decode[0])
+        decoding = Decoding(made.decode[0])
+
+        async def push(asked):
+            target, prefilling = made.target(), Prefilling(made.prefill[0])
+            await decoding.attach(target.handoff_id)
+            await prefilling.run(asked, target)
+            first, event = await prefilling.first(), await prefilling.event()
+            while event.WhichOneof("event") != "handed_off":
+                target = made.target()
+                await decoding.attach(target.handoff_id)
+                await prefilling.retarget(target)
+                event = await prefilling.event()
+            answer = joined([first, *await decoding.whole(target.handoff_id)])
+            assert answer.token_ids == expected_tokens(asked, MODEL)
+            return event.handed_off.stats.num_cached_blocks
+
+        assert await push(request(64, 5, salt=1)) == 0
+        if also_shared_before:
+            assert await push(request(64, 5, salt=1)) == 4
+        await made.decode[0].idle()
+        memory = made.decode[0].region.buffer
+        for offset in range(0, len(memory), MODEL.layout.block_bytes):
+            memory[offset + 7] ^= 16  # in every block, wherever the cached ones are
+        assert await push(request(64, 5, salt=1)) == 0, "pushed whole, not shared"
+        assert mismatches() == 1.0
+        assert await push(request(64, 5, salt=1)) == 4
+        assert mismatches() == 1.0
+        await decoding.close()
+        await made.idle()
+
+
 async def test_a_client_of_the_router_sees_nothing_of_it(tmp_path):
     def faults(index):
         return WriteFault(Delivery.CORRUPT, flipped_bit=99) if index < 2 else WriteFault()

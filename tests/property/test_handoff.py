@@ -193,7 +193,7 @@ class WatchfulPool(MemoryPool):
             for one in self._connector.writable():
                 assert not one.offset <= block * BLOCK < one.offset + one.length, f"block {block} can be written"
 
-    async def adopt(self, request, lease, num_computed_tokens):
+    async def adopt(self, request, lease, num_computed_tokens, seals):
         first = lease.num_cached_tokens // LAYOUT.block_size
         self.check(lease.block_ids[first:])
         for index, block in list(enumerate(lease.block_ids))[first:]:
@@ -201,12 +201,12 @@ class WatchfulPool(MemoryPool):
             assert bytes(self._memory[block * BLOCK : (block + 1) * BLOCK]) == want, f"block {index} is wrong"
         self.contents[request.request_id] = self.bytes_of(lease)
         await asyncio.sleep(0)
-        await super().adopt(request, lease, num_computed_tokens)
+        await super().adopt(request, lease, num_computed_tokens, seals)
 
-    async def release(self, lease):
+    async def release(self, lease, spoiled=()):
         self.check(lease.block_ids[lease.num_cached_tokens // LAYOUT.block_size :])
         await asyncio.sleep(0)
-        await super().release(lease)
+        await super().release(lease, spoiled)
 
     async def reserve(self, handoff_id, num_tokens, block_hashes):
         await asyncio.sleep(0)

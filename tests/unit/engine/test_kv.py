@@ -145,3 +145,58 @@ def test_a_pool_that_lies_about_free_blocks_is_found():
     kv._pool.allocate = lambda num_blocks: None  # a bug, put there by hand
     with pytest.raises(PoolCorrupted, match="were free and are not"):
         kv.lease("r", 2, (), 0)
+
+
+def test_a_seal_lasts_as_long_as_its_block_s_name():
+    kv = KVCacheManager(3, 2, 0)
+    tokens = [1, 2, 3, 4, 5]
+    lease = computed(kv, tokens)
+    kv.seal(lease, (b"one", b"two", b"a block in part is not sealed"), 5)
+    kv.seal(lease, (b"later",), 5)
+    assert lease.cached_seals == ()
+    lease.release()
+    again = lease_all(kv, tokens)
+    assert again.cached_seals == (b"one", b"two")
+    again.release()
+    kv.lease("other", 6, (), 0).release()  # evicts all
+    computed(kv, tokens).release()
+    assert lease_all(kv, tokens).cached_seals == (None, None)
+    kv.check_integrity()
+
+
+def test_a_nameless_block_takes_no_seal():
+    kv = KVCacheManager(4, 2, 0)
+    first, second = kv.lease("a", 2, (), 0), kv.lease("b", 2, (), 0)
+    names = kv.hasher.chain([1, 2])
+    for lease, seal in ((first, b"first"), (second, b"second")):
+        kv.publish(lease, names, 2)
+        kv.seal(lease, (seal,), 2)
+    assert lease_all(kv, [1, 2]).cached_seals == (b"first",)
+    kv.check_integrity()
+
+
+def test_a_spoiled_block_is_found_no_more_and_is_free_once_all_have_let_go():
+    kv = KVCacheManager(4, 2, 0)
+    tokens = [1, 2, 3, 4]
+    first = computed(kv, tokens)
+    kv.seal(first, (b"one", b"two"), 4)
+    sharing = lease_all(kv, tokens)
+    kv.forget(sharing, (0,))
+    kv.forget(sharing, (0,))
+    kv.check_integrity()
+    assert lease_all(kv, tokens).num_cached_tokens == 0  # the rest of the chain hangs on it
+    sharing.release()
+    first.release()
+    computed(kv, tokens[:2]).release()
+    assert lease_all(kv, tokens).cached_seals == (None, b"two")
+    kv.check_integrity()
+
+
+def test_a_seal_without_a_name_is_found():
+    pool = BlockPool(1)
+    pool.allocate(1)
+    pool.name(0, b"n")
+    pool.seal(0, b"s")
+    del pool._block_of[pool._name_of.pop(0)]
+    with pytest.raises(PoolCorrupted, match="nameless block has a seal"):
+        pool.check_integrity([1])

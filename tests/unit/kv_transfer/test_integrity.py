@@ -157,6 +157,40 @@ async def test_cached_blocks_do_not_travel_and_need_no_digest(pair_class):
         assert [bool(d) for d in pair.told.adopted[0].block_digests] == [False, True, True, True]
 
 
+async def adopt_and_finish(pair, handoff_id):
+    await hand_off(pair, handoff_id, hashes=(b"a", b"y", b"z"))
+    pair.pool.finish(handoff_id)
+
+
+async def test_a_cached_block_that_changed_is_found_and_forgotten(pair_class):
+    async with handing_off(pair_class) as pair:
+        await adopt_and_finish(pair, "first")  # shares the cached block, whatever is in it, and seals it
+        await adopt_and_finish(pair, "second")
+        pair.target_region.buffer[8 * 32 + 5] ^= 4
+        with pytest.raises(DigestMismatch, match="1 blocks of the prefix cache have changed, block 0 first"):
+            await hand_off(pair, "third", hashes=(b"a", b"y", b"z"))
+        assert pair.pool.adopted == {} and len(pair.pool.free) == 8
+        await hand_off(pair, "fourth", hashes=(b"a", b"y", b"z"))
+        assert pair.pool.adopted["fourth"].num_cached_tokens == 0
+        assert same_bytes(pair, pair.pool.adopted["fourth"])
+
+
+async def test_both_kinds_of_damage_are_told(pair_class):
+    async with handing_off(pair_class) as pair:
+        await adopt_and_finish(pair, "first")
+        pair.target_region.buffer[8 * 32] ^= 1
+        pair.faults = [WriteFault(CORRUPT)]
+        with pytest.raises(DigestMismatch, match=r"1 of 3 blocks .* block 1 first; 1 blocks of the prefix cache"):
+            await hand_off(pair, "second", hashes=(b"a", b"y", b"z"))
+
+
+async def test_sampled_looks_at_nothing_that_did_not_travel(pair_class):
+    async with handing_off(pair_class, SAMPLED) as pair:
+        await adopt_and_finish(pair, "first")
+        pair.target_region.buffer[8 * 32] ^= 1
+        await adopt_and_finish(pair, "second")
+
+
 def test_the_choice_is_a_fraction_reaches_every_position_and_ends_with_the_last():
     picks = [chosen_blocks(SAMPLED, f"h{i}", 3, 67) for i in range(400)]
     assert all(pick[-1] == 66 and pick[0] >= 3 for pick in picks)

@@ -348,7 +348,7 @@ class RefusingPool(MemoryPool):
         super().__init__(8, 4)
         self._error = error
 
-    async def adopt(self, request, lease, num_computed_tokens):
+    async def adopt(self, request, lease, num_computed_tokens, seals):
         await super().release(lease)
         raise self._error
 
