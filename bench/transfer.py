@@ -3,8 +3,9 @@
     this process (target: region, window) ◀── connector.write ── a child process (source: region, stop-watch)
 
 The blocks are those of 1,024 tokens; they are scattered on both sides, and each round takes other ones, so that no cache
-holds them. The first pass over fresh target memory (page faults) is reported apart. `python -m bench.transfer` prints JSON
-on stdout and a table on stderr. Does not measure messages, leases or engines.
+holds them. The first pass over fresh target memory (page faults) is reported apart. Beside them: digesting the same blocks in
+a digester's thread, all of them (full) or the chosen ones (sampled); each side of a hand-off does that once.
+`python -m bench.transfer` prints JSON on stdout and a table on stderr. Does not measure messages, leases or engines.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from contracts.kv_layout import KVLayout
 from contracts.worker import ConnectorAddress
 from kv_transfer.blocks import block_ranges, coalesce
 from kv_transfer.choose import NetworkConfig, make_connectors
-from kv_transfer.connector import Connector, Write
+from kv_transfer.config import Integrity
+from kv_transfer.connector import ByteRange, Connector, Write
+from kv_transfer.digests import ThreadDigester, chosen_blocks
 from kv_transfer.region import SharedRegion
 
 _LAYOUT = KVLayout("bench", "bfloat16", num_layers=30, num_kv_heads=3, head_size=64, block_size=16)
@@ -87,6 +90,8 @@ class Times:
     """What the child says: seconds of each hand-off. `fresh_s` are the first over their target blocks."""
 
     memcpy_s: tuple[float, ...]
+    full_s: tuple[float, ...]
+    sampled_s: tuple[float, ...]
     fresh_s: tuple[float, ...]
     warm_s: tuple[float, ...]
 
@@ -100,6 +105,13 @@ def run_transfer(config: TransferBenchConfig, say: Say) -> Report:
     gb = config.kv_bytes / 1e9
     memcpy = Spread(tuple(gb / t for times in measured.values() for t in times.memcpy_s))
     rows = [Measure("memcpy of the same blocks, 1 thread", "GB/s", memcpy.runs)]
+    full = tuple(t for times in measured.values() for t in times.full_s)
+    sampled = tuple(t for times in measured.values() for t in times.sampled_s)
+    rows += [
+        Measure("digests of all blocks, 1 thread", "GB/s", tuple(gb / t for t in full)),
+        Measure("digests of all blocks (full), one hand-off", "ms", tuple(t * 1e3 for t in full)),
+        Measure("digests of chosen blocks (sampled), one hand-off", "ms", tuple(t * 1e3 for t in sampled)),
+    ]
     warm: dict[str, Spread] = {}
     for kind, times in measured.items():
         warm[kind] = Spread(tuple(gb / t for t in times.warm_s))
@@ -174,7 +186,9 @@ async def _source(job: Job) -> Times:
         finally:
             await connector.close()
         memcpy = _memcpy(np.frombuffer(region.buffer, dtype=np.uint8), turns)
-    return Times(memcpy, fresh, warm)
+        full = await _digested(region, turns, config, Integrity.FULL)
+        sampled = await _digested(region, turns, config, Integrity.SAMPLED)
+    return Times(memcpy, full, sampled, fresh, warm)
 
 
 async def _timed(
@@ -186,6 +200,21 @@ async def _timed(
         began = time.perf_counter()
         await connector.write(address, key, writes)
         times.append(time.perf_counter() - began)
+    return tuple(times)
+
+
+async def _digested(
+    region: SharedRegion, turns: Sequence[Sequence[Write]], config: TransferBenchConfig, integrity: Integrity
+) -> tuple[float, ...]:
+    digester, size = ThreadDigester(region), config.layout.block_bytes
+    times: list[float] = []
+    for number, writes in enumerate(turns):
+        blocks = [ByteRange(w.source_offset + at, size) for w in writes for at in range(0, w.length, size)]
+        began = time.perf_counter()
+        chosen = chosen_blocks(integrity, f"hand-off {number}", 0, len(blocks))
+        await digester.digests([blocks[i] for i in chosen])
+        times.append(time.perf_counter() - began)
+    digester.close()
     return tuple(times)
 
 

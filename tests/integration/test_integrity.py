@@ -2,17 +2,29 @@
 
 import asyncio
 import random
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
 
+from contracts.clock import MonotonicClock
 from contracts.sampling import SamplingParams
-from decode_service.worker import AnswerConfig
-from engine.execution.fake import expected_tokens
+from contracts.worker import WorkerRef
+from decode_service.worker import AnswerConfig, DecodeWorker
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.execution.fake import FakeRunner, expected_tokens
 from kv_transfer.config import Integrity, ReceiverConfig
+from kv_transfer.links import Side
 from kv_transfer.local import Delivery, WriteFault
+from kv_transfer.region import SharedRegion
 from observability.worker_metrics import WorkerMetrics
+from prefill_service.peer import PeerPool
 from prefill_service.run import RunConfig
+from prefill_service.worker import PrefillWorker
+from rpc.lifecycle import Lifecycle
+from rpc.process import StopSignals, run_process
+from rpc.server import RpcServer, ServerConfig
 from tests.integration.pools import FAST_SENDER, MODEL, Decoding, Prefilling, Setup, joined, pools, request
 from tests.integration.test_router_pools import FAKE, served, tokens
 
@@ -167,3 +179,26 @@ async def test_good_bytes_pass_on_every_connector(connector, integrity):
         assert mismatches() == 0.0
         await decoding.close()
         await made.idle()
+
+
+@pytest.mark.parametrize("kind", ["prefill", "decode"])
+def test_books_that_do_not_add_up_when_it_is_idle_end_the_process(kind, caplog):
+    def leak(engine):
+        engine._kv.lease("nobody", 16, (), 0)
+        engine.admit(request(4, 1))
+
+    async def serve():
+        async with StopSignals() as signals, AsyncExitStack() as stack:
+            clock, region = MonotonicClock(), stack.enter_context(SharedRegion(8 * MODEL.layout.block_bytes))
+            engine = Engine(FakeRunner(MODEL, 8, region.buffer), EngineConfig(), clock)
+            side = Side(WorkerRef("w", 1), MODEL.layout, (), clock)
+            if kind == "prefill":
+                worker = PrefillWorker(side, engine, PeerPool(clock), RunConfig())
+            else:
+                worker = DecodeWorker(side, engine, AnswerConfig())
+            worker.start()
+            worker.driver.post(leak)
+            await Lifecycle(worker, RpcServer(ServerConfig(), ()), (), clock).run(signals)
+
+    assert run_process(serve) == 1
+    assert "leases live" in caplog.text

@@ -24,6 +24,8 @@ BAD = [
     (["up", "--model", TINY, "--prefill", "many"], ["--prefill", "'many'", "integer"]),
     (["up", "--model", TINY, "--decode", "0"], ["--decode", "0", "1"]),
     (["up", "--model", TINY, "--connector", "pigeon"], ["--connector", "'pigeon'", "auto", "shm", "tcp"]),
+    (["up", "--model", TINY, "--integrity", "maybe"], ["--integrity", "'maybe'", "off", "sampled", "full"]),
+    (["decode", "--model", TINY, "--integrity", ""], ["--integrity", "''", "off", "sampled", "full"]),
     (["up", "--model", TINY, "--dtype", "float8"], ["--dtype", "'float8'", "float32", "bfloat16"]),
     (["up", "--model", TINY, "--kv-memory", "lots"], ["--kv-memory", "'lots'", "512MiB"]),
     (["up", "--model", TINY, "--kv-memory", "12parsecs"], ["--kv-memory", "'12parsecs'", "512MiB"]),

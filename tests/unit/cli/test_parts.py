@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from cli.cluster import router_argv, worker_argv
+from cli.commands.decode import decode_config
 from cli.commands.doctor import examine
+from cli.commands.prefill import prefill_config
 from cli.config import ClusterConfig, WorkerOptions, default_threads, usable_cores
 from cli.demo.asking import Answer
 from cli.demo.questions import QUESTIONS
@@ -23,6 +25,7 @@ from cli.options import ADDRESS, ADVERTISE, SIZE
 from cli.ports import keep_port
 from cli.prompts import from_file
 from contracts.errors import ConfigError
+from kv_transfer.config import Integrity
 
 
 @pytest.mark.parametrize(
@@ -149,6 +152,24 @@ def test_children_are_started_with_flags_that_their_commands_know(tmp_path):
             known.make_context(command, list(line[line.index("cli") + 2 :]))  # raises for what it does not know
     finally:
         port.release()
+
+
+@pytest.mark.parametrize("integrity", list(Integrity))
+def test_both_pools_are_as_strict_as_the_cluster_was_told(tmp_path, integrity):
+    config = ClusterConfig(
+        model_dir=tmp_path, model_name="m", workers=WorkerOptions(connector="tcp", integrity=integrity.value)
+    )
+    port = keep_port("127.0.0.1", 0, "--http-port")
+    try:
+        given = {}
+        for kind in ("prefill", "decode"):
+            line = worker_argv(config, kind, f"{kind}-0", port, "127.0.0.1:1")
+            command = ROOT.get_command(None, kind)
+            given[kind] = command.make_context(kind, list(line[line.index("cli") + 2 :])).params
+    finally:
+        port.release()
+    assert prefill_config(given["prefill"]).run.sender.integrity is integrity
+    assert decode_config(given["decode"]).answers.receiver.integrity is integrity
 
 
 def test_a_check_of_the_doctor_that_fails_is_a_finding(monkeypatch):
