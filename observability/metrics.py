@@ -55,10 +55,11 @@ class RequestSample:
     ttft_s: float | None
     num_prompt_tokens: int
     num_cached_tokens: int
-    num_output_tokens: int
+    num_output_tokens: int  # of all its answers
+    num_longest_tokens: int  # of the answer with the most
     max_tokens: int
-    stages: StageTimes
-    handoff: HandoffStats | None
+    stages: StageTimes  # of its first answer
+    handoffs: tuple[HandoffStats, ...]  # at most one per answer
 
 
 class RouterMetrics:
@@ -138,15 +139,15 @@ class _RouterSeries:
             self._ttft.observe(sample.ttft_s)
         if sample.succeeded:
             self._observe_success(sample)
-        if sample.handoff is not None:
-            self._observe_handoff(sample.handoff)
+        for handoff in sample.handoffs:
+            self._observe_handoff(handoff)
 
     def _observe_success(self, sample: RequestSample) -> None:
         self._e2e.observe(sample.e2e_s)
         if sample.ttft_s is None:
             return
-        if sample.num_output_tokens > 1:
-            self._tpot.observe((sample.e2e_s - sample.ttft_s) / (sample.num_output_tokens - 1))
+        if sample.num_longest_tokens > 1:
+            self._tpot.observe((sample.e2e_s - sample.ttft_s) / (sample.num_longest_tokens - 1))
         for name, duration_s in _durations(sample.stages):
             self._stage.labels(self._model_name, name.removesuffix("_s")).observe(duration_s)
         self._stage.labels(self._model_name, "ttft_unexplained").observe(
@@ -211,8 +212,8 @@ class _VllmSeries:
         self._prompt_size.observe(sample.num_prompt_tokens)
         self._output_size.observe(sample.num_output_tokens)
         self._max_tokens.observe(sample.max_tokens)
-        if sample.num_output_tokens > 1:
-            self._tpot.observe(decode_s / (sample.num_output_tokens - 1))
+        if sample.num_longest_tokens > 1:
+            self._tpot.observe(decode_s / (sample.num_longest_tokens - 1))
 
 
 class _LiveCollector(Collector):

@@ -105,6 +105,7 @@ class Alone:
         try:
             alarms.set(self._progress.time_left_s, _deadline())
             session.generate(request, inbox)
+            self._progress.at[WorkerKind.DECODE] = self._decode.ref
             self._progress.departed(Route.COLOCATED)
             while True:
                 match await inbox.get():
@@ -152,6 +153,7 @@ class HandOver:
             self._alarms.set(self._progress.time_left_s, _deadline())
             self._attach()
             self._leg.start(request, self._target)
+            self._progress.at[WorkerKind.PREFILL] = self._prefill.ref
             self._progress.departed(Route.DISAGGREGATED)
             while True:
                 event = await self._inbox.get()
@@ -255,7 +257,7 @@ class HandOver:
         if progress.num_handoff_failures > self._means.retry.max_handoff_failures:
             raise error
         progress.fail(error)
-        decode = self._means.chooser.choose(WorkerKind.DECODE, progress.job, progress.avoid)
+        decode = self._means.chooser.choose(WorkerKind.DECODE, progress)
         if decode is None:
             raise Unavailable(f"no decode worker is ready to take the hand-off: {error.message}")
         self._detach()
@@ -271,6 +273,7 @@ class HandOver:
         session = self._means.pools.session(ref)
         self._decode_claim = Claim(self._means.pools, ref, 0)
         session.attach(self._target.handoff_id, self._progress.time_left_s, self._inbox)
+        self._progress.at[WorkerKind.DECODE] = ref
 
     def _detach(self) -> None:
         claim, self._decode_claim = self._decode_claim, None

@@ -1,4 +1,5 @@
-"""What a front hands in and what it gets back, whatever its transport: an Ask, then Pieces, the last with an Ending.
+"""What a front hands in and what it gets back, whatever its transport: an Ask, then Pieces, each answer's last with an
+Ending, the last of all with the Usage.
 
 Does not know HTTP, gRPC, workers or how an answer is made.
 """
@@ -9,6 +10,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
+from contracts.errors import InvalidRequest
 from contracts.request import FinishReason, TokenLogprob
 from contracts.sampling import SamplingParams
 from observability.stages import HandoffStats, StageTimes
@@ -46,12 +48,13 @@ class ChatPrompt:
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
+MAX_ANSWERS = 128  # answers to one prompt
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One prompt and how to answer it.
+    """One prompt and how to answer it, `n` times. Raises InvalidRequest when `n` is not from 1 to MAX_ANSWERS.
 
     With `fill_context`, sampling.max_tokens is not the client's: it is set to what the context leaves, at most
     `fill_at_most`. `model` empty takes the only one. `route` None lets the router choose. `include_stop` keeps a stop
@@ -61,6 +64,7 @@ class Ask:
     request_id: str
     prompt: Prompt
     sampling: SamplingParams
+    n: int = 1
     model: str = ""
     fill_context: bool = False
     fill_at_most: int | None = None
@@ -72,10 +76,17 @@ class Ask:
     timeout_s: float | None = None
     traceparent: str = ""
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.n <= MAX_ANSWERS:
+            raise InvalidRequest("n", self.n, f"must be from 1 to {MAX_ANSWERS}")
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one request; `cached_tokens` are prompt tokens found in a prefix cache."""
+    """Token counts of one request: the prompt once, all its answers together.
+
+    `cached_tokens` are prompt tokens found in a prefix cache when the prompt was computed, for the first answer.
+    """
 
     prompt_tokens: int
     completion_tokens: int
@@ -88,7 +99,6 @@ class Ending:
 
     reason: FinishReason
     stop: str | int | None
-    usage: Usage
     stages: StageTimes
     handoff: HandoffStats | None
     route: Route
@@ -96,10 +106,11 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """New text and tokens since the last piece.
+    """New text and tokens of answer `index` since its last piece.
 
     Text may lag behind its tokens (half a character, the beginning of a stop string). `logprobs` is empty or as long as
-    `token_ids`. `prompt_token_ids` and `prompt_logprobs` come with the first piece, the latter when asked for.
+    `token_ids`. `prompt_token_ids` come with each answer's first piece, `prompt_logprobs` when asked for with that of
+    answer 0, which is the first of all. `usage` comes with the last piece of all.
     """
 
     text: str
@@ -108,6 +119,8 @@ class Piece:
     prompt_token_ids: tuple[int, ...] = ()
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
     ending: Ending | None = None
+    index: int = 0
+    usage: Usage | None = None
 
 
 def valid_traceparent(given: str) -> str:

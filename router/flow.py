@@ -32,9 +32,9 @@ class Flow:
         self._metrics = metrics
         self._started_at = means.clock.now()
 
-    def start(self, job: Job) -> Progress:
-        """The books of a new job, to be passed to `deltas` and read when it ends."""
-        return Progress(job, self._means.clock, self._means.retry.max_failures)
+    def start(self, job: Job, beside: Progress | None = None) -> Progress:
+        """The books of a new job, to be passed to `deltas` and read when it ends; `beside` is an answer to the same prompt."""
+        return Progress(job, self._means.clock, self._means.retry.max_failures, beside)
 
     async def deltas(self, progress: Progress) -> AsyncGenerator[TokenDelta, None]:
         """The answer's tokens, each once and in order; the last delta has a finish_reason of STOP or LENGTH.
@@ -80,7 +80,7 @@ class Flow:
                 if progress.num_handoff_failures > self._means.retry.max_handoff_failures:
                     return None
                 # A decode worker alone is better than a prefill worker that has failed this request already.
-                return self._means.chooser.choose_fresh(WorkerKind.PREFILL, progress.job, progress.avoid)
+                return self._means.chooser.choose_fresh(WorkerKind.PREFILL, progress, progress.avoid)
 
     async def _worker(self, kind: WorkerKind, progress: Progress) -> WorkerInfo:
         """A ready worker. Waits for one if the request ran already, if one is known that is not ready just now, or if this
@@ -90,7 +90,7 @@ class Flow:
         give_up = clock.now() + retry.worker_wait_s
         while True:
             self._means.halt.check()
-            chosen = self._means.chooser.choose(kind, progress.job, progress.avoid)
+            chosen = self._means.chooser.choose(kind, progress)
             if chosen is not None:
                 return chosen
             if progress.time_left_s == 0:

@@ -96,6 +96,7 @@ def ask_from_pb(message: pb.GenerateRequest, card: ModelCard, new_id: Callable[[
         prompt=_prompt_from_pb(message),
         sampling=sampling_from_pb(message.sampling, card.sampling()),
         model=message.model,
+        n=message.n if message.HasField("n") else 1,
         fill_context=not message.sampling.HasField("max_tokens"),
         stop=tuple(message.stop),
         skip_special_tokens=message.skip_special_tokens if message.HasField("skip_special_tokens") else True,
@@ -109,6 +110,7 @@ def piece_to_pb(request_id: str, piece: Piece) -> pb.GenerateResponse:
     """One piece of the answer on the wire."""
     message = pb.GenerateResponse(
         request_id=request_id,
+        index=piece.index,
         text=piece.text,
         token_ids=piece.token_ids,
         logprobs=[logprob_to_pb(entry) for entry in piece.logprobs],
@@ -119,9 +121,10 @@ def piece_to_pb(request_id: str, piece: Piece) -> pb.GenerateResponse:
         return message
     message.finish_reason = finish_to_pb(ending.reason)
     message.stop_string = ending.stop if isinstance(ending.stop, str) else ""
-    message.usage.prompt_tokens = ending.usage.prompt_tokens
-    message.usage.completion_tokens = ending.usage.completion_tokens
-    message.usage.cached_tokens = ending.usage.cached_tokens
+    if piece.usage is not None:
+        message.usage.prompt_tokens = piece.usage.prompt_tokens
+        message.usage.completion_tokens = piece.usage.completion_tokens
+        message.usage.cached_tokens = piece.usage.cached_tokens
     message.stages.CopyFrom(stages_to_pb(ending.stages))
     if ending.handoff is not None:
         message.handoff.CopyFrom(handoff_stats_to_pb(ending.handoff))

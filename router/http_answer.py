@@ -1,4 +1,4 @@
-"""One answer over HTTP: streamed or whole, given up the moment the client leaves.
+"""The answers to one request over HTTP: streamed or whole, given up the moment the client leaves.
 
     first piece ──▶ 200, events … [DONE]        an error before it ──▶ its status and body
                                                 an error after it  ──▶ a last event, then [DONE]; never a silent close
@@ -13,6 +13,7 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -66,7 +67,7 @@ def error_response(error: DiptychError, request_id: str | None = None) -> Respon
 
 
 class AnswerResponse(Response):
-    """Runs one answer and sends it. Owns the answer: it is closed before this returns, whatever happened."""
+    """Makes the answers to one request and sends them. Owns their making: it is closed before this returns, whatever happened."""
 
     def __init__(self, pieces: AsyncGenerator[Piece, None], form: Format, stream: bool, request_id: str) -> None:
         super().__init__()
@@ -102,17 +103,16 @@ class AnswerResponse(Response):
             await self._send_error(InternalError("a fault of this server; its log has the request id"), send)
 
     async def _send_whole(self, pieces: AsyncGenerator[Piece, None], send: Send) -> None:
-        answer = joined([piece async for piece in pieces])
-        await self._send_body(200, self._form.whole(answer), {}, send)
+        answers = joined([piece async for piece in pieces])
+        await self._send_body(200, self._form.whole(answers), {}, send)
 
     async def _send_events(self, pieces: AsyncGenerator[Piece, None], send: Send) -> None:
         async for piece in pieces:
             data = self._form.chunk(piece)
             if not self._started:
                 await self._send_head(200, b"text/event-stream; charset=utf-8", {"Cache-Control": "no-cache"}, send)
-                data = self._form.opening(piece) + data
-            if piece.ending is not None:
-                data += self._form.closing(piece.ending) + DONE
+            if piece.usage is not None:
+                data += self._form.closing(piece.usage) + DONE
             await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -134,15 +134,24 @@ class AnswerResponse(Response):
         await send({"type": "http.response.start", "status": status, "headers": raw})
 
 
-def joined(pieces: Sequence[Piece]) -> Piece:
-    """All pieces of an answer as one."""
+def joined(pieces: Sequence[Piece]) -> list[Piece]:
+    """All pieces of each answer as one, in the order of their index; each has the usage of all."""
+    by_index: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        by_index.setdefault(piece.index, []).append(piece)
+    usage = pieces[-1].usage
+    return [replace(_joined(by_index[index]), usage=usage) for index in sorted(by_index)]
+
+
+def _joined(pieces: Sequence[Piece]) -> Piece:
     return Piece(
+        index=pieces[0].index,
         text="".join(piece.text for piece in pieces),
         token_ids=tuple(i for piece in pieces for i in piece.token_ids),
         logprobs=tuple(entry for piece in pieces for entry in piece.logprobs),
-        prompt_token_ids=pieces[0].prompt_token_ids if pieces else (),
+        prompt_token_ids=pieces[0].prompt_token_ids,
         prompt_logprobs=tuple(entry for piece in pieces for entry in piece.prompt_logprobs),
-        ending=pieces[-1].ending if pieces else None,
+        ending=pieces[-1].ending,
     )
 
 

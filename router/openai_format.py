@@ -1,6 +1,6 @@
 """Answers in OpenAI's forms: whole bodies, and server-sent events whose constant parts are rendered once per answer.
 
-    Piece ──chunk──▶ b"data: {…}\\n\\n"        Pieces ──whole──▶ {…}
+    Piece ──chunk──▶ b"data: {…}\\n\\n"        whole answers ──whole──▶ {…}
 
 Per token only the text and, when asked for, ids and log-probabilities are encoded. Does not know HTTP or requests' bodies.
 """
@@ -40,22 +40,18 @@ class Frame:
 
 
 class Format(Protocol):
-    """One endpoint's way of saying things."""
-
-    def opening(self, piece: Piece) -> bytes:
-        """Events before the first piece."""
-        ...
+    """One endpoint's way of saying things. One per request, whose answers' pieces may come in any order."""
 
     def chunk(self, piece: Piece) -> bytes:
-        """The event of one piece."""
+        """The events of one piece."""
         ...
 
-    def closing(self, ending: Ending) -> bytes:
-        """Events after the last piece, without [DONE]."""
+    def closing(self, usage: Usage) -> bytes:
+        """Events after the last piece of all, without [DONE]."""
         ...
 
-    def whole(self, answer: Piece) -> bytes:
-        """The body of an answer that is not streamed; `answer` is all pieces in one."""
+    def whole(self, answers: Sequence[Piece]) -> bytes:
+        """The body of answers that are not streamed, in the order of their index; each is all its pieces in one."""
         ...
 
 
@@ -64,45 +60,61 @@ class ChatFormat:
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
-        self._head = _chunk_head(frame, "chat.completion.chunk")
+        self._common = _chunk_common(frame, "chat.completion.chunk")
+        self._heads: dict[int, bytes] = {}  # of the answers that have begun
         self._tail = _chunk_tail(frame)
 
-    def opening(self, piece: Piece) -> bytes:
+    def chunk(self, piece: Piece) -> bytes:
+        """The text of one piece; an answer's first comes behind its opening, its last has finish_reason."""
+        frame = self._frame
+        opening = b"" if piece.index in self._heads else self._opening(piece)
+        logprobs = render(chat_logprobs(frame.tokenizer, piece)) if frame.logprobs else b"null"
+        delta = b'"delta":{"content":' + render(piece.text) + b'},"logprobs":' + logprobs
+        return opening + self._heads[piece.index] + delta + _choice_end(frame, piece) + self._tail
+
+    def _opening(self, piece: Piece) -> bytes:
         """The role; with return_token_ids also the prompt's ids."""
+        head = self._heads[piece.index] = _chunk_head(self._common, piece.index)
         extra = b""
         if self._frame.token_ids:
             extra = b',"prompt_token_ids":' + render(piece.prompt_token_ids)
         delta = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
-        return self._head + delta + extra + self._tail
+        return head + delta + extra + self._tail
 
-    def chunk(self, piece: Piece) -> bytes:
-        """The text of one piece; the last has finish_reason."""
-        frame = self._frame
-        logprobs = render(chat_logprobs(frame.tokenizer, piece)) if frame.logprobs else b"null"
-        delta = b'"delta":{"content":' + render(piece.text) + b'},"logprobs":' + logprobs
-        return self._head + delta + _choice_end(frame, piece) + self._tail
-
-    def closing(self, ending: Ending) -> bytes:
+    def closing(self, usage: Usage) -> bytes:
         """Usage, when asked for."""
-        return _usage_chunk(self._frame, "chat.completion.chunk", ending.usage) if self._frame.usage_chunk else b""
+        return _usage_chunk(self._frame, "chat.completion.chunk", usage) if self._frame.usage_chunk else b""
 
-    def whole(self, answer: Piece) -> bytes:
+    def whole(self, answers: Sequence[Piece]) -> bytes:
         """See Format."""
+        frame, first = self._frame, answers[0]
+        body = _body(frame, "chat.completion", [self._choice(answer) for answer in answers], answers)
+        if frame.token_ids:
+            body["prompt_token_ids"] = first.prompt_token_ids
+        if first.prompt_logprobs:
+            body["prompt_logprobs"] = prompt_logprobs(frame.tokenizer, first.prompt_logprobs)
+        return render(body)
+
+    def _choice(self, answer: Piece) -> dict[str, Json]:
         frame, ending = self._frame, _ended(answer)
         choice: dict[str, Json] = {
-            "index": 0,
+            "index": answer.index,
             "message": {"role": "assistant", "content": answer.text, "refusal": None},
             "logprobs": chat_logprobs(frame.tokenizer, answer) if frame.logprobs else None,
             "finish_reason": ending.reason.value,
             "stop_reason": ending.stop,
         }
-        body = _body(frame, "chat.completion", choice, ending)
         if frame.token_ids:
             choice["token_ids"] = answer.token_ids
-            body["prompt_token_ids"] = answer.prompt_token_ids
-        if answer.prompt_logprobs:
-            body["prompt_logprobs"] = prompt_logprobs(frame.tokenizer, answer.prompt_logprobs)
-        return render(body)
+        return choice
+
+
+@dataclass(slots=True)
+class _Begun:
+    """One answer of a completion that has begun."""
+
+    head: bytes
+    offset: int = 0  # characters of the tokens before, for text_offset
 
 
 class CompletionFormat:
@@ -110,56 +122,63 @@ class CompletionFormat:
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
-        self._head = _chunk_head(frame, "text_completion")
+        self._common = _chunk_common(frame, "text_completion")
+        self._begun: dict[int, _Begun] = {}
         self._tail = _chunk_tail(frame)
-        self._offset = 0  # characters of the tokens before, for text_offset
-        self._opened = False
-
-    def opening(self, piece: Piece) -> bytes:  # noqa: ARG002 - the interface's
-        """Nothing: text begins at once."""
-        return b""
 
     def chunk(self, piece: Piece) -> bytes:
-        """The text of one piece; the last has finish_reason."""
+        """The text of one piece; an answer's first has the prompt's ids if asked for, its last has finish_reason."""
         frame = self._frame
-        logprobs = render(self._logprobs(piece)) if frame.logprobs else b"null"
         prompt_ids = b""
-        if frame.token_ids and not self._opened:
+        if frame.token_ids and piece.index not in self._begun:
             prompt_ids = b',"prompt_token_ids":' + render(piece.prompt_token_ids)
-        self._opened = True
+        begun = self._begin(piece)
+        logprobs = render(self._logprobs(piece, begun)) if frame.logprobs else b"null"
         text = b'"text":' + render(piece.text) + b',"logprobs":' + logprobs + prompt_ids
-        return self._head + text + _choice_end(frame, piece) + self._tail
+        return begun.head + text + _choice_end(frame, piece) + self._tail
 
-    def closing(self, ending: Ending) -> bytes:
+    def closing(self, usage: Usage) -> bytes:
         """Usage, when asked for."""
-        return _usage_chunk(self._frame, "text_completion", ending.usage) if self._frame.usage_chunk else b""
+        return _usage_chunk(self._frame, "text_completion", usage) if self._frame.usage_chunk else b""
 
-    def whole(self, answer: Piece) -> bytes:
+    def whole(self, answers: Sequence[Piece]) -> bytes:
         """See Format."""
+        frame, first = self._frame, answers[0]
+        choices = [self._choice(answer) for answer in answers]
+        for choice in choices:
+            if frame.token_ids:
+                choice["prompt_token_ids"] = first.prompt_token_ids
+            if first.prompt_logprobs:
+                choice["prompt_logprobs"] = prompt_logprobs(frame.tokenizer, first.prompt_logprobs)
+        return render(_body(frame, "text_completion", choices, answers))
+
+    def _choice(self, answer: Piece) -> dict[str, Json]:
         frame, ending = self._frame, _ended(answer)
         choice: dict[str, Json] = {
-            "index": 0,
+            "index": answer.index,
             "text": answer.text,
-            "logprobs": self._logprobs(answer) if frame.logprobs else None,
+            "logprobs": self._logprobs(answer, self._begin(answer)) if frame.logprobs else None,
             "finish_reason": ending.reason.value,
             "stop_reason": ending.stop,
         }
         if frame.token_ids:
             choice["token_ids"] = answer.token_ids
-            choice["prompt_token_ids"] = answer.prompt_token_ids
-        if answer.prompt_logprobs:
-            choice["prompt_logprobs"] = prompt_logprobs(frame.tokenizer, answer.prompt_logprobs)
-        return render(_body(frame, "text_completion", choice, ending))
+        return choice
 
-    def _logprobs(self, piece: Piece) -> dict[str, Json]:
+    def _begin(self, piece: Piece) -> _Begun:
+        if piece.index not in self._begun:
+            self._begun[piece.index] = _Begun(_chunk_head(self._common, piece.index))
+        return self._begun[piece.index]
+
+    def _logprobs(self, piece: Piece, begun: _Begun) -> dict[str, Json]:
         """OpenAI's old form; top_logprobs always have the chosen token."""
         tokenizer = self._frame.tokenizer
         tokens, offsets = [], []
         for entry in piece.logprobs:
             token = token_text(tokenizer, entry.token_id)
             tokens.append(token)
-            offsets.append(self._offset)
-            self._offset += len(token)
+            offsets.append(begun.offset)
+            begun.offset += len(token)
         top: list[Json] = [
             {token_text(tokenizer, token_id): finite(value) for token_id, value in _top_with_chosen(entry)}
             for entry in piece.logprobs
@@ -265,9 +284,12 @@ def _top_with_chosen(entry: TokenLogprob) -> list[tuple[int, float]]:
     return [*entry.top, (entry.token_id, entry.logprob)]
 
 
-def _chunk_head(frame: Frame, kind: str) -> bytes:
-    head = render(_common(frame, kind))
-    return b"data: " + head[:-1] + b',"choices":[{"index":0,'
+def _chunk_common(frame: Frame, kind: str) -> bytes:
+    return b"data: " + render(_common(frame, kind))[:-1]
+
+
+def _chunk_head(common: bytes, index: int) -> bytes:
+    return common + b',"choices":[{"index":' + render(index) + b","
 
 
 def _choice_end(frame: Frame, piece: Piece) -> bytes:
@@ -299,10 +321,17 @@ def _common(frame: Frame, kind: str) -> dict[str, Json]:
     }
 
 
-def _body(frame: Frame, kind: str, choice: dict[str, Json], ending: Ending) -> dict[str, Json]:
-    body: dict[str, Json] = {**_common(frame, kind), "choices": [choice], "usage": usage_json(ending.usage)}
+def _body(frame: Frame, kind: str, choices: list[dict[str, Json]], answers: Sequence[Piece]) -> dict[str, Json]:
+    """Our account is that of answer 0; of several, each has its own besides."""
+    usage = answers[0].usage
+    assert usage is not None, "answers without their usage are not whole"
+    body: dict[str, Json] = {**_common(frame, kind), "choices": choices, "usage": usage_json(usage)}
     if frame.stages:
-        body["diptych"] = diptych_json(ending)
+        accounts = [diptych_json(_ended(answer)) for answer in answers]
+        body["diptych"] = accounts[0]
+        if len(answers) > 1:
+            for choice, account in zip(choices, accounts, strict=True):
+                choice["diptych"] = account
     return body
 
 

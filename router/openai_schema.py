@@ -3,7 +3,7 @@
     body ──parse──▶ ChatBody | CompletionBody ──ask──▶ Ask
 
 Four kinds of fields: those that work; those that cannot change an answer and are taken (user, metadata, …); those that
-this server does not have yet, refused by name unless they ask for nothing (n: 1, tools: []); and unknown ones.
+this server does not have yet, refused by name unless they ask for nothing (best_of: 1, tools: []); and unknown ones.
 Does not know HTTP.
 """
 
@@ -31,7 +31,6 @@ _TYPE_NAMES = re.compile(r"^(str|int|float|bool|none|list\[.*|dict\[.*|\w+-.*|li
 
 # Fields of OpenAI or vLLM that are not served yet → the values that ask for nothing, beside null.
 NOT_SERVED: Mapping[str, tuple[JsonValue, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
@@ -113,6 +112,7 @@ class CommonBody(_Strict):
     model: str = ""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -145,7 +145,6 @@ class CommonBody(_Strict):
     prompt_cache_retention: str | None = None
     parallel_tool_calls: bool | None = None
     # Not served yet; see NOT_SERVED.
-    n: JsonValue = None
     use_beam_search: JsonValue = None
     length_penalty: JsonValue = None
     response_format: JsonValue = None
@@ -255,6 +254,7 @@ def _ask(body: CommonBody, prompt: Prompt, sampling: SamplingParams, request_id:
         request_id=request_id,
         prompt=prompt,
         sampling=sampling,
+        n=1 if body.n is None else body.n,
         model=body.model,
         stop=stop,
         include_stop=body.include_stop_str_in_output is True,

@@ -23,7 +23,7 @@ from contracts.errors import (
 )
 from contracts.request import ErrorInfo, FinishReason, GenerationRequest, TokenDelta
 from contracts.sampling import SamplingParams
-from contracts.worker import WorkerRef
+from contracts.worker import WorkerKind, WorkerRef
 from observability.log import get_logger
 from observability.stages import HandoffStats, StageTimes
 from router.exchange import Route
@@ -46,9 +46,11 @@ class Job:
 
 
 class Progress:
-    """One per Job. `num_failures` is what the retry budget is spent on; `avoid` are the workers that failed it."""
+    """One per Job. `num_failures` is what the retry budget is spent on; `avoid` are the workers that failed it; `at` is
+    the worker of each pool that it last ran on. `beside` is an answer to the same prompt, whose workers have its KV.
+    """
 
-    def __init__(self, job: Job, clock: Clock, max_failures: int) -> None:
+    def __init__(self, job: Job, clock: Clock, max_failures: int, beside: Progress | None = None) -> None:
         self.job = job
         self.token_ids: list[int] = []
         self.stages = StageTimes()
@@ -58,6 +60,8 @@ class Progress:
         self.num_failures = 0
         self.num_handoff_failures = 0
         self.avoid: set[WorkerRef] = set()
+        self.at: dict[WorkerKind, WorkerRef] = {}
+        self._beside = beside
         self._clock = clock
         self._max_failures = max_failures
         self._started_at = clock.now()
@@ -67,6 +71,10 @@ class Progress:
     def time_left_s(self) -> float:
         """Seconds to the deadline, not below 0."""
         return max(0.0, self.job.deadline - self._clock.now())
+
+    def near(self, kind: WorkerKind) -> WorkerRef | None:
+        """The worker of this pool that most likely has the prompt's KV, if another answer to it told."""
+        return None if self._beside is None else self._beside.at.get(kind)
 
     def request(self, request_id: str) -> GenerationRequest:
         """What the next attempt runs: the prompt, the tokens so far, the same seed."""

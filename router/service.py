@@ -1,48 +1,38 @@
 """The router's onion, for every front alike: permit → validate → tokenise once → choose and run → stream.
 
-    Ask ──▶ answer ──▶ Piece, Piece, … , Piece(ending)
+    Ask ──▶ answer ──▶ Piece, Piece, … , Piece(ending, usage)
 
-The layers are the methods of `Inference`, in this order. Errors are DiptychError, raised before the first piece or between
-two; closing the generator cancels everything that the request holds. Does not know HTTP or gRPC.
+The layers are the methods of `Inference`, in this order; the last two are in `router.answers`. Errors are DiptychError,
+raised before the first piece or between two; closing the generator cancels everything that the request holds. Does not know
+HTTP or gRPC.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from contracts.clock import Clock
 from contracts.errors import DiptychError, InvalidRequest, ModelNotFound
-from contracts.request import FinishReason, GenerationRequest, TokenDelta
+from contracts.request import FinishReason, GenerationRequest
 from contracts.sampling import SamplingParams
 from contracts.worker import WorkerKind
 from observability.log import get_logger
 from observability.metrics import RequestSample, RouterMetrics
 from observability.stages import StageTimes
 from router.admission import Admission
-from router.exchange import Ask, ChatPrompt, Ending, Piece, TextPrompt, TokenPrompt, Usage
+from router.answers import Answers, Making, Times
+from router.exchange import Ask, ChatPrompt, Piece, TextPrompt, TokenPrompt
 from router.flow import Flow
 from router.model_card import ModelCard
-from router.progress import Job, Progress
+from router.progress import Job
 from router.registry import Registry
-from router.wording import Said, Wording
 
 log = get_logger(__name__)
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_REQUEST_ID_CHARS = 128
-
-
-@dataclass(slots=True)
-class _Times:
-    """Instants of one request on the router's clock, and what they add up to."""
-
-    arrived: float
-    admitted: float | None = None
-    first_heard: float | None = None
-    first_given: float | None = None
-    last_given: float | None = None
 
 
 class Inference:
@@ -59,37 +49,40 @@ class Inference:
     ) -> None:
         self.card = card
         self._admission = admission
-        self._flow = flow
+        self._making = Making(card.tokenizer, flow, clock, metrics)
         self._registry = registry
         self._clock = clock
         self._metrics = metrics
 
     async def answer(self, ask: Ask, timeout_s: float) -> AsyncGenerator[Piece, None]:
-        """The answer in pieces, the last with an ending. `timeout_s` is this request's whole time."""
-        times = _Times(self._clock.now())
-        progress: Progress | None = None
+        """The answers in pieces, each answer's last with an ending. `timeout_s` is this request's whole time."""
+        times = Times(self._clock.now())
+        answers: Answers | None = None
         outcome = "CANCELLED"
         try:
-            async with self._admission.permit(ask.priority, times.arrived + timeout_s):
+            async with self._admission.permit(ask.priority, times.arrived + timeout_s, ask.n):
                 times.admitted = self._clock.now()
                 self._validate(ask)
-                progress = self._flow.start(await self._tokenise(ask, times.arrived + timeout_s))
-                async with aclosing(self._stream(ask, progress, times)) as pieces:
+                job = await self._tokenise(ask, times.arrived + timeout_s)
+                times.tokenised = self._clock.now()
+                answers = Answers(ask, job, times, self._making)
+                async with aclosing(answers.pieces()) as pieces:
                     async for piece in pieces:
-                        if piece.ending is not None:
+                        if piece.usage is not None and piece.ending is not None:
                             outcome = piece.ending.reason.value
                         yield piece
         except DiptychError as error:
             outcome = error.code.value
             raise
         finally:
-            sample = self._sample(outcome, progress, times)
+            sample = self._sample(outcome, answers, times)
             self._metrics.request_finished(sample)
             log.info(
                 "request",
                 request_id=ask.request_id,
                 outcome=sample.outcome,
                 route=sample.route,
+                answers=ask.n,
                 prompt_tokens=sample.num_prompt_tokens,
                 cached_tokens=sample.num_cached_tokens,
                 output_tokens=sample.num_output_tokens,
@@ -166,74 +159,28 @@ class Inference:
             raise InvalidRequest("prompt", f"{num_prompt} tokens and max_tokens {sampling.max_tokens}", fits)
         return sampling
 
-    async def _stream(self, ask: Ask, progress: Progress, times: _Times) -> AsyncGenerator[Piece, None]:
-        """Choose and run are the flow's; here its tokens become pieces."""
-        assert times.admitted is not None
-        started = self._clock.now()
-        progress.stages = replace(
-            progress.stages, admission_s=times.admitted - times.arrived, tokenise_s=started - times.admitted
-        )
-        text = self.card.tokenizer.text_stream(ask.skip_special_tokens)
-        wording = Wording(text, ask.stop, ask.include_stop, ask.sampling.min_tokens)
-        num_tokens = 0
-        async with aclosing(self._flow.deltas(progress)) as deltas:
-            async for delta in deltas:
-                now = self._clock.now()
-                said = wording.feed(delta)
-                num_tokens += len(said.token_ids)
-                ending = self._ending(delta, said, progress, num_tokens)
-                first = times.first_heard is None
-                if first:
-                    times.first_heard = now
-                elif said.token_ids and times.last_given is not None:
-                    self._metrics.tokens_delivered(now - times.last_given, len(said.token_ids))
-                times.last_given = now
-                yield self._piece(said, delta, progress, ending, first)
-                if first:  # the front has written it when it asks for more
-                    times.first_given = self._clock.now()
-                    progress.stages = replace(progress.stages, emit_s=times.first_given - now)
-                if ending is not None:
-                    return
-
-    def _piece(self, said: Said, delta: TokenDelta, progress: Progress, ending: Ending | None, first: bool) -> Piece:
-        return Piece(
-            text=said.text,
-            token_ids=said.token_ids,
-            logprobs=said.logprobs,
-            prompt_token_ids=progress.job.prompt_token_ids if first else (),
-            prompt_logprobs=delta.prompt_logprobs,
-            ending=ending,
-        )
-
-    def _ending(self, delta: TokenDelta, said: Said, progress: Progress, num_tokens: int) -> Ending | None:
-        if said.stop is None and delta.finish_reason is None:
-            return None
-        usage = Usage(len(progress.job.prompt_token_ids), num_tokens, progress.num_cached_tokens)
-        reason = FinishReason.STOP if said.stop is not None else delta.finish_reason
-        assert reason is not None
-        stop = said.stop if said.stop is not None else delta.stop_token_id
-        return Ending(reason, stop, usage, progress.stages, progress.handoff, progress.route)
-
-    def _sample(self, outcome: str, progress: Progress | None, times: _Times) -> RequestSample:
+    def _sample(self, outcome: str, answers: Answers | None, times: Times) -> RequestSample:
         now = self._clock.now()
         first = times.first_given if times.first_given is not None else times.first_heard
-        succeeded = outcome in (FinishReason.STOP.value, FinishReason.LENGTH.value)
-        if progress is None:
+        if answers is None:
             return _nothing_ran(outcome, now - times.arrived)
+        progress = answers.first.progress
+        lengths = [len(answer.progress.token_ids) for answer in answers.all]
         return RequestSample(
             outcome=outcome,
-            succeeded=succeeded,
+            succeeded=outcome in (FinishReason.STOP.value, FinishReason.LENGTH.value),
             route=progress.route.value,
             e2e_s=now - times.arrived,
             ttft_s=None if first is None else first - times.arrived,
             num_prompt_tokens=len(progress.job.prompt_token_ids),
             num_cached_tokens=progress.num_cached_tokens,
-            num_output_tokens=len(progress.token_ids),
+            num_output_tokens=sum(lengths),
+            num_longest_tokens=max(lengths),
             max_tokens=progress.job.sampling.max_tokens,
             stages=progress.stages,
-            handoff=progress.handoff,
+            handoffs=tuple(c.progress.handoff for c in answers.all if c.progress.handoff is not None),
         )
 
 
 def _nothing_ran(outcome: str, e2e_s: float) -> RequestSample:
-    return RequestSample(outcome, False, "none", e2e_s, None, 0, 0, 0, 0, StageTimes(), None)
+    return RequestSample(outcome, False, "none", e2e_s, None, 0, 0, 0, 0, 0, StageTimes(), ())

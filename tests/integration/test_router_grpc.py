@@ -15,6 +15,7 @@ from contracts.pb.diptych.v1 import inference_pb2_grpc, types_pb2
 from contracts.request import GenerationRequest
 from contracts.sampling import SamplingParams
 from contracts.worker import WorkerKind, WorkerLoad
+from router.answers import derived_seed
 from rpc.announce import GrpcRegistryClient
 from rpc.channel import open_channel
 from rpc.errors import from_rpc_error
@@ -88,6 +89,8 @@ BAD = [
     (request(sampling=types_pb2.SamplingParams(max_tokens=0)), "max_tokens"),
     (request(sampling=types_pb2.SamplingParams(seed=2**64 - 1)), "seed"),
     (request(stop=["x"] * 17), "stop"),
+    (request(n=0), "n"),
+    (request(n=129), "n"),
     (pb.GenerateRequest(chat=pb.Chat()), "chat.messages"),
     (pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(role="king")])), "chat.messages[0].role"),
 ]
@@ -106,6 +109,20 @@ async def test_what_cannot_be_served_names_its_field(served, stub):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         _ = [r async for r in stub.Generate(request(model="other"))]
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_several_answers_are_told_apart_by_their_index(served, stub):
+    got = [r async for r in stub.Generate(request(n=3))]
+    for index in range(3):
+        seed = derived_seed(3, index)
+        expected = answer(GenerationRequest("x", PROMPT, SamplingParams(max_tokens=6, seed=seed)))
+        mine = [r for r in got if r.index == index]
+        assert [i for r in mine for i in r.token_ids] == expected
+        assert "".join(r.text for r in mine) == served.text(expected)
+        assert [r.finish_reason for r in mine] == [0] * (len(mine) - 1) + [types_pb2.FINISH_REASON_LENGTH]
+        assert mine[-1].HasField("handoff")
+    assert [r.HasField("usage") for r in got] == [False] * (len(got) - 1) + [True]
+    assert (got[-1].usage.prompt_tokens, got[-1].usage.completion_tokens) == (3, 18)
 
 
 async def test_models(stub):

@@ -161,8 +161,8 @@ async def test_the_official_client(served):
             await client.completions.create(model="gpt-9", prompt="x")
         assert missing.value.code == "model_not_found"
         with pytest.raises(openai.BadRequestError) as refused:
-            await client.completions.create(model=MODEL, prompt="x", n=2)
-        assert refused.value.param == "n"
+            await client.completions.create(model=MODEL, prompt="x", best_of=2)
+        assert refused.value.param == "best_of"
 
 
 BAD = [
@@ -208,7 +208,11 @@ BAD = [
     ({"request_id": "x" * 200}, 400, "request_id"),
     ({"model": "other"}, 404, "model"),
     ({"model": 5}, 400, "model"),
-    ({"n": 2}, 400, "n"),
+    ({"n": 0}, 400, "n"),
+    ({"n": -1}, 400, "n"),
+    ({"n": 129}, 400, "n"),
+    ({"n": True}, 400, "n"),
+    ({"n": "2"}, 400, "n"),
     ({"best_of": 2}, 400, "best_of"),
     ({"echo": True}, 400, "echo"),
     ({"suffix": "end"}, 400, "suffix"),

@@ -17,9 +17,10 @@ SAMPLE = RequestSample(
     num_prompt_tokens=10,
     num_cached_tokens=4,
     num_output_tokens=4,
+    num_longest_tokens=4,
     max_tokens=4,
     stages=StageTimes(admission_s=0.1, prefill_compute_s=0.3, first_step_s=9.0),
-    handoff=HandoffStats("shm", 4096, 1, 2, 1, 0.01, 0.001),
+    handoffs=(HandoffStats("shm", 4096, 1, 2, 1, 0.01, 0.001),),
 )
 
 
@@ -61,7 +62,7 @@ def test_only_the_stages_before_the_first_token_explain_it():
 
 def test_a_failure_is_no_latency():
     metrics = RouterMetrics("m", list, lambda: (0, 0))
-    metrics.request_finished(replace(SAMPLE, outcome="UNAVAILABLE", succeeded=False, ttft_s=None, handoff=None))
+    metrics.request_finished(replace(SAMPLE, outcome="UNAVAILABLE", succeeded=False, ttft_s=None, handoffs=()))
     assert value(metrics, "diptych_requests_total", outcome="UNAVAILABLE") == 1
     assert value(metrics, "diptych_e2e_seconds_count") == 0
     assert value(metrics, "diptych_ttft_seconds_count") == 0

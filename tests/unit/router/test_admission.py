@@ -16,12 +16,12 @@ class Door:
         self.admission = Admission(AdmissionConfig(max_running, max_waiting), self.clock)
         self.entered = []
 
-    def knock(self, name, priority=0, deadline=100.0):
+    def knock(self, name, priority=0, deadline=100.0, num_answers=1):
         """A request that stays until its event is set."""
         leave = asyncio.Event()
 
         async def visit():
-            async with self.admission.permit(priority, deadline):
+            async with self.admission.permit(priority, deadline, num_answers):
                 self.entered.append(name)
                 await leave.wait()
 
@@ -121,3 +121,61 @@ async def test_closing_lets_those_who_wait_finish():
         leave.set()
     await idle
     assert door.entered == ["a", "b"]
+
+
+async def test_a_request_of_several_answers_gets_all_its_places_at_once():
+    door = Door(max_running=3, max_waiting=9)
+    visits = {name: door.knock(name, num_answers=n) for name, n in (("a", 2), ("b", 2), ("c", 1), ("d", 500))}
+    await settle()
+    assert door.entered == ["a"], "b has no room yet, and nobody overtakes it"
+    assert (door.admission.num_running, door.admission.num_waiting) == (2, 3)
+    visits["a"][1].set()
+    await settle()
+    assert door.entered == ["a", "b", "c"]
+    assert door.admission.num_running == 3
+    for name in "bc":
+        visits[name][1].set()
+        await settle()
+    assert door.entered == ["a", "b", "c", "d"], "more than there are places takes them all"
+    assert door.admission.num_running == 3
+    visits["d"][1].set()
+    await door.admission.wait_idle()
+
+
+@pytest.mark.parametrize("how", ["leaves", "is late"])
+async def test_a_large_request_that_gives_up_lets_those_behind_it_in(how):
+    door = Door(max_running=3)
+    first, leave = door.knock("a", num_answers=2)
+    large, _ = door.knock("large", num_answers=3, deadline=3.0 if how == "is late" else 100.0)
+    await settle()
+    small, small_leave = door.knock("small")
+    await settle()
+    assert door.entered == ["a"]
+    if how == "leaves":
+        large.cancel()
+        await settle()
+    else:
+        await door.clock.advance(3.5)
+        with pytest.raises(DeadlineExceeded):
+            await large
+        await settle()
+    assert door.entered == ["a", "small"]
+    leave.set()
+    small_leave.set()
+    await first
+    await small
+    assert (door.admission.num_running, door.admission.num_waiting) == (0, 0)
+
+
+async def test_a_better_priority_does_not_wait_for_a_large_request_that_has_no_room():
+    door = Door(max_running=3)
+    visits = [door.knock("a", num_answers=2), door.knock("large", num_answers=3)]
+    await settle()
+    visits.append(door.knock("urgent", priority=-1))
+    await settle()
+    assert door.entered == ["a", "urgent"]
+    for _, leave in visits:
+        leave.set()
+    await door.admission.wait_idle()
+    await settle()
+    assert door.entered == ["a", "urgent", "large"]

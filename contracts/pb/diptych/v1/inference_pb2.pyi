@@ -122,6 +122,7 @@ class GenerateRequest(google.protobuf.message.Message):
     PRIORITY_FIELD_NUMBER: builtins.int
     ROUTE_FIELD_NUMBER: builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
+    N_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The served model's name; empty takes the only one."""
     text: builtins.str
@@ -134,6 +135,10 @@ class GenerateRequest(google.protobuf.message.Message):
     """Force a way through the pools, to compare them."""
     skip_special_tokens: builtins.bool
     """Leave special tokens out of the text. Default true."""
+    n: builtins.int
+    """How many answers to make, 1 to 128; default 1. The prompt is computed once. Answer i has the seed
+    (seed + i * 0x4f1bbcdcbfa53e0b) mod 2^63, so answer 0 is the one that n = 1 gives.
+    """
     @property
     def token_ids(self) -> Global___TokenIds:
         """Token ids."""
@@ -163,9 +168,12 @@ class GenerateRequest(google.protobuf.message.Message):
         priority: builtins.int = ...,
         route: Global___Route.ValueType = ...,
         skip_special_tokens: builtins.bool | None = ...,
+        n: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_skip_special_tokens", b"_skip_special_tokens", "chat", b"chat", "input", b"input", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "text", b"text", "token_ids", b"token_ids"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_skip_special_tokens", b"_skip_special_tokens", "chat", b"chat", "input", b"input", "model", b"model", "priority", b"priority", "request_id", b"request_id", "route", b"route", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_n", b"_n", "_skip_special_tokens", b"_skip_special_tokens", "chat", b"chat", "input", b"input", "n", b"n", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "text", b"text", "token_ids", b"token_ids"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_n", b"_n", "_skip_special_tokens", b"_skip_special_tokens", "chat", b"chat", "input", b"input", "model", b"model", "n", b"n", "priority", b"priority", "request_id", b"request_id", "route", b"route", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_n", b"_n"]) -> typing.Literal["n"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_skip_special_tokens", b"_skip_special_tokens"]) -> typing.Literal["skip_special_tokens"] | None: ...
     @typing.overload
@@ -183,9 +191,9 @@ class Usage(google.protobuf.message.Message):
     COMPLETION_TOKENS_FIELD_NUMBER: builtins.int
     CACHED_TOKENS_FIELD_NUMBER: builtins.int
     prompt_tokens: builtins.int
-    """Tokens of the prompt."""
+    """Tokens of the prompt, counted once."""
     completion_tokens: builtins.int
-    """Tokens made."""
+    """Tokens made, of all answers together."""
     cached_tokens: builtins.int
     """Prompt tokens whose KV was found in a prefix cache."""
     def __init__(
@@ -201,7 +209,7 @@ Global___Usage: typing_extensions.TypeAlias = Usage
 
 @typing.final
 class GenerateResponse(google.protobuf.message.Message):
-    """A piece of the answer. The last piece has a finish_reason, usage and stages."""
+    """A piece of an answer. Each answer's last piece has a finish_reason and stages, the last of all has the usage."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -216,16 +224,19 @@ class GenerateResponse(google.protobuf.message.Message):
     STAGES_FIELD_NUMBER: builtins.int
     HANDOFF_FIELD_NUMBER: builtins.int
     ROUTE_FIELD_NUMBER: builtins.int
+    INDEX_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The request this belongs to."""
     text: builtins.str
     """New text since the last piece; never half a character."""
     finish_reason: contracts.pb.diptych.v1.types_pb2.FinishReason.ValueType
-    """Set on the last piece."""
+    """Set on the answer's last piece."""
     stop_string: builtins.str
     """The stop string that ended the answer, if one did."""
     route: Global___Route.ValueType
-    """On the last piece: the way it went."""
+    """On the answer's last piece: the way it went."""
+    index: builtins.int
+    """Which of the request's answers this is a piece of: 0 to n - 1. Pieces of different answers come in any order."""
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """New tokens since the last piece."""
@@ -240,15 +251,15 @@ class GenerateResponse(google.protobuf.message.Message):
 
     @property
     def usage(self) -> Global___Usage:
-        """On the last piece."""
+        """On the last piece of all answers."""
 
     @property
     def stages(self) -> contracts.pb.diptych.v1.types_pb2.StageTimes:
-        """On the last piece."""
+        """On the answer's last piece."""
 
     @property
     def handoff(self) -> contracts.pb.diptych.v1.types_pb2.HandoffStats:
-        """On the last piece, when the request was handed off."""
+        """On the answer's last piece, when it was handed off."""
 
     def __init__(
         self,
@@ -264,9 +275,10 @@ class GenerateResponse(google.protobuf.message.Message):
         stages: contracts.pb.diptych.v1.types_pb2.StageTimes | None = ...,
         handoff: contracts.pb.diptych.v1.types_pb2.HandoffStats | None = ...,
         route: Global___Route.ValueType = ...,
+        index: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["handoff", b"handoff", "stages", b"stages", "usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["finish_reason", b"finish_reason", "handoff", b"handoff", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "route", b"route", "stages", b"stages", "stop_string", b"stop_string", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["finish_reason", b"finish_reason", "handoff", b"handoff", "index", b"index", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "route", b"route", "stages", b"stages", "stop_string", b"stop_string", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]) -> None: ...
 
 Global___GenerateResponse: typing_extensions.TypeAlias = GenerateResponse
 

@@ -1,0 +1,216 @@
+"""The answers to one request: n continuations of one prompt, which is computed once.
+
+    first  ──▶ piece, piece, … , piece(ending)            alone until its prompt's KV is in the prefix caches of its workers
+    others      └── start ──▶ piece, … , piece(ending)    then beside it, on the same workers where those have room
+
+A continuation after the first recomputes at most the prompt's last block; where its workers differ, or have forgotten the
+prompt, it computes more and answers the same. Each has a seed of its own, `derived_seed`, the first the request's: it gives
+the answer that n = 1 would. The first error of any ends all. Pieces of one answer are in order, and nobody's next piece is
+made before the last one was taken. Does not know fronts, permits or workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from contracts.clock import Clock
+from contracts.request import FinishReason, TokenDelta
+from contracts.sampling import MAX_SEED
+from observability.metrics import RouterMetrics
+from router.exchange import Ask, Ending, Piece, Route, Usage
+from router.flow import Flow
+from router.progress import Job, Progress
+from router.tokenizer import Tokenizer
+from router.wording import Said, Wording
+
+_SEED_STRIDE = 0x4F1B_BCDC_BFA5_3E0B  # 2**63 over the golden ratio, made odd
+
+
+def derived_seed(seed: int, index: int) -> int:
+    """The seed of answer `index` of a request: (seed + index * stride) mod 2**63, so that answer 0 has the request's own.
+
+    The stride is odd, so no two of a request are equal; it is 2**63 over the golden ratio, so the seeds of requests whose
+    own seeds are near each other (1, 2, 3, …) stay far apart for every index.
+    """
+    return (seed + index * _SEED_STRIDE) & MAX_SEED
+
+
+@dataclass(slots=True)
+class Times:
+    """Instants of one answer on the router's clock."""
+
+    arrived: float
+    admitted: float | None = None
+    tokenised: float | None = None
+    first_heard: float | None = None
+    first_given: float | None = None
+    last_given: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """What every answer is made with."""
+
+    tokenizer: Tokenizer
+    flow: Flow
+    clock: Clock
+    metrics: RouterMetrics
+
+
+class Answer:
+    """One answer. `pieces` may be used once."""
+
+    def __init__(self, index: int, ask: Ask, progress: Progress, times: Times, making: Making) -> None:
+        assert times.admitted is not None
+        assert times.tokenised is not None
+        progress.stages = replace(
+            progress.stages,
+            admission_s=times.admitted - times.arrived,
+            tokenise_s=times.tokenised - times.admitted,
+        )
+        self.index = index
+        self.progress = progress
+        self.times = times
+        self.num_tokens = 0  # that were given
+        self._making = making
+        text = making.tokenizer.text_stream(ask.skip_special_tokens)
+        self._wording = Wording(text, ask.stop, ask.include_stop, ask.sampling.min_tokens)
+        self._num_heard = 0  # deltas
+
+    @property
+    def prompt_is_cached(self) -> bool:
+        """Whether the prompt's KV is known to be where the others will look for it: on the worker that ran all of it, or
+        on both of a hand-off, whose commit is known by the second delta.
+        """
+        return self._num_heard > 1 or (self._num_heard == 1 and self.progress.route is Route.COLOCATED)
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """Choose and run are the flow's; here its tokens become pieces."""
+        times, clock = self.times, self._making.clock
+        async with aclosing(self._making.flow.deltas(self.progress)) as deltas:
+            async for delta in deltas:
+                now = clock.now()
+                self._num_heard += 1
+                said = self._wording.feed(delta)
+                self.num_tokens += len(said.token_ids)
+                first = times.first_heard is None
+                if first:
+                    times.first_heard = now
+                elif said.token_ids and times.last_given is not None:
+                    self._making.metrics.tokens_delivered(now - times.last_given, len(said.token_ids))
+                times.last_given = now
+                piece = self._piece(said, delta, first)
+                yield piece
+                if first:  # the front has written it when it asks for more
+                    times.first_given = clock.now()
+                    self.progress.stages = replace(self.progress.stages, emit_s=times.first_given - now)
+                if piece.ending is not None:
+                    return
+
+    def _piece(self, said: Said, delta: TokenDelta, first: bool) -> Piece:
+        return Piece(
+            index=self.index,
+            text=said.text,
+            token_ids=said.token_ids,
+            logprobs=said.logprobs,
+            prompt_token_ids=self.progress.job.prompt_token_ids if first else (),
+            prompt_logprobs=delta.prompt_logprobs,
+            ending=self._ending(delta, said),
+        )
+
+    def _ending(self, delta: TokenDelta, said: Said) -> Ending | None:
+        if said.stop is None and delta.finish_reason is None:
+            return None
+        progress = self.progress
+        reason = FinishReason.STOP if said.stop is not None else delta.finish_reason
+        assert reason is not None
+        stop = said.stop if said.stop is not None else delta.stop_token_id
+        return Ending(reason, stop, progress.stages, progress.handoff, progress.route)
+
+
+class Answers:
+    """All answers of one request. `pieces` may be used once."""
+
+    def __init__(self, ask: Ask, job: Job, times: Times, making: Making) -> None:
+        """`times` become those of the first; it has arrived, was admitted and is tokenised."""
+        first = making.flow.start(job)
+        self.first = Answer(0, ask, first, times, making)
+        self.others: list[Answer] = []
+        for index in range(1, ask.n):
+            progress = making.flow.start(_beside(job, index), beside=first)
+            own = Times(times.arrived, times.admitted, times.tokenised)
+            self.others.append(Answer(index, ask, progress, own, making))
+
+    @property
+    def all(self) -> Sequence[Answer]:
+        """Every answer, in the order of its index."""
+        return (self.first, *self.others)
+
+    @property
+    def usage(self) -> Usage:
+        """The prompt counted once, and what was given of all answers."""
+        progress = self.first.progress
+        num_given = sum(answer.num_tokens for answer in self.all)
+        return Usage(len(progress.job.prompt_token_ids), num_given, progress.num_cached_tokens)
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """The pieces of all answers as they come; the last of them has the usage. Close it to cancel everything at once."""
+        num_running = len(self.all)
+        pieces = self._together() if self.others else self.first.pieces()
+        async with aclosing(pieces):
+            async for piece in pieces:
+                if piece.ending is not None:
+                    num_running -= 1
+                yield replace(piece, usage=self.usage) if num_running == 0 else piece
+
+    async def _together(self) -> AsyncGenerator[Piece, None]:
+        made: asyncio.Queue[_Made | Exception] = asyncio.Queue()
+        cached = asyncio.Event()
+        tasks = [asyncio.ensure_future(_make(answer, made, cached)) for answer in self.all]
+        num_running = len(tasks)
+        try:
+            while num_running:
+                news = await made.get()
+                if isinstance(news, Exception):
+                    raise news
+                if news.piece.ending is not None:
+                    num_running -= 1
+                yield news.piece
+                news.taken.set()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A piece that waits to be taken."""
+
+    piece: Piece
+    taken: asyncio.Event
+
+
+async def _make(answer: Answer, made: asyncio.Queue[_Made | Exception], cached: asyncio.Event) -> None:
+    """Run one answer; `cached` lets the others begin."""
+    try:
+        if answer.index > 0:
+            await cached.wait()
+        async with aclosing(answer.pieces()) as pieces:
+            async for piece in pieces:
+                if answer.prompt_is_cached or piece.ending is not None:
+                    cached.set()
+                taken = asyncio.Event()
+                made.put_nowait(_Made(piece, taken))
+                await taken.wait()
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is raised to whoever reads the answers
+        made.put_nowait(error)
+
+
+def _beside(job: Job, index: int) -> Job:
+    """The job of a later answer. The prompt's log-probabilities come with the first: only computing gives them."""
+    seed = derived_seed(job.sampling.seed, index)
+    return replace(job, sampling=replace(job.sampling, seed=seed, prompt_logprobs=None))
