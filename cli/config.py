@@ -9,12 +9,13 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine.execution.config import ENVIRONMENT as EXECUTION_ENVIRONMENT
 from engine.models.store.config import ENVIRONMENT as STORE_ENVIRONMENT
 
 MIB, GIB = 2**20, 2**30
 
 # What each variable does, for `diptych doctor`: names that change how Diptych, torch or the hub client behave.
-ENVIRONMENT = STORE_ENVIRONMENT | {
+ENVIRONMENT = STORE_ENVIRONMENT | EXECUTION_ENVIRONMENT | {
     "OMP_NUM_THREADS": "threads of OpenMP loops in torch; --threads wins over it",
     "MKL_NUM_THREADS": "threads of MKL; --threads wins over it",
     "OMP_WAIT_POLICY": "ACTIVE makes idle OpenMP threads spin, which starves the other workers of a small machine",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from contracts.errors import ConfigError
 from contracts.kv_layout import KVLayout
+from engine.execution.config import prefer_huge_pages
 
 if TYPE_CHECKING:
     from engine.execution.torch_runner import TorchRunner
@@ -64,6 +65,7 @@ class ModelRuntimeConfig:
 
 def load(config: ModelRuntimeConfig) -> LoadedModel:
     """Load the weights. Raises ModelLoadError or ConfigError, each naming what is wrong."""
+    prefer_huge_pages()
     import torch
 
     from engine.models.loader import load_model
