@@ -28,6 +28,8 @@ from router.wording import Said, Wording
 
 _SEED_STRIDE = 0x4F1B_BCDC_BFA5_3E0B  # 2**63 over the golden ratio, made odd
 
+_NOTHING = Said("", (), ())
+
 
 def derived_seed(seed: int, index: int) -> int:
     """The seed of answer `index` of a request: (seed + index * stride) mod 2**63, so that answer 0 has the request's own.
@@ -75,6 +77,7 @@ class Answer:
         self.progress = progress
         self.times = times
         self.num_tokens = 0  # that were given
+        self._prompt_only = ask.prompt_only
         self._making = making
         text = making.tokenizer.text_stream(ask.skip_special_tokens)
         self._wording = Wording(text, ask.stop, ask.include_stop, ask.sampling.min_tokens)
@@ -94,7 +97,7 @@ class Answer:
             async for delta in deltas:
                 now = clock.now()
                 self._num_heard += 1
-                said = self._wording.feed(delta)
+                said = _NOTHING if self._prompt_only else self._wording.feed(delta)
                 self.num_tokens += len(said.token_ids)
                 first = times.first_heard is None
                 if first:
@@ -125,6 +128,8 @@ class Answer:
         if said.stop is None and delta.finish_reason is None:
             return None
         progress = self.progress
+        if self._prompt_only:  # it is as long as was asked for, whatever the token was
+            return Ending(FinishReason.LENGTH, None, progress.stages, progress.handoff, progress.route)
         reason = FinishReason.STOP if said.stop is not None else delta.finish_reason
         assert reason is not None
         stop = said.stop if said.stop is not None else delta.stop_token_id

@@ -57,7 +57,8 @@ class Ask:
     """One prompt and how to answer it, `n` times. Raises InvalidRequest when `n` is not from 1 to MAX_ANSWERS.
 
     With `fill_context`, sampling.max_tokens is not the client's: it is set to what the context leaves, at most
-    `fill_at_most`. `model` empty takes the only one. `route` None lets the router choose. `include_stop` keeps a stop
+    `fill_at_most`. With `prompt_only` the answer is empty: the one token that ends computing the prompt is not given.
+    `model` empty takes the only one. `route` None lets the router choose. `include_stop` keeps a stop
     string in the text. Lower `priority` runs first.
     """
 
@@ -68,6 +69,7 @@ class Ask:
     model: str = ""
     fill_context: bool = False
     fill_at_most: int | None = None
+    prompt_only: bool = False
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True

@@ -12,7 +12,7 @@ import asyncio
 import importlib.metadata
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -23,9 +23,9 @@ from starlette.routing import Route
 from contracts.errors import DiptychError, InternalError, InvalidRequest, shown
 from contracts.worker import WorkerKind
 from observability.metrics import RouterMetrics
-from router.exchange import Ask, valid_traceparent
+from router.exchange import Ask, TextPrompt, valid_traceparent
 from router.http_answer import AnswerResponse, error_response
-from router.openai_format import ChatFormat, CompletionFormat, Format, Frame, Json, error_body, render
+from router.openai_format import ChatFormat, CompletionFormat, Echo, Format, Frame, Json, error_body, render
 from router.openai_schema import ChatBody, CommonBody, CompletionBody, chat_ask, completion_ask, parse
 from router.registry import Registry
 from router.service import MAX_REQUEST_ID_CHARS, Inference
@@ -83,7 +83,9 @@ class HttpFront:
         body = parse(CompletionBody, await self._body(request))
         request_id = _given_id(request) or _checked_id("request_id", body.request_id or "") or request_id
         ask = completion_ask(body, self._service.card, request_id, _traceparent(request))
-        frame = self._frame(body, f"cmpl-{request_id}", logprobs=body.logprobs is not None)
+        text = ask.prompt.text if isinstance(ask.prompt, TextPrompt) else None
+        echo = Echo(text, ask.skip_special_tokens) if body.echo else None
+        frame = replace(self._frame(body, f"cmpl-{request_id}", logprobs=body.logprobs is not None), echo=echo)
         return self._answer(ask, CompletionFormat(frame), body)
 
     def _answer(self, ask: Ask, form: Format, body: CommonBody) -> Response:
@@ -102,6 +104,7 @@ class HttpFront:
             stages=body.wants_stages,
             token_ids=body.return_token_ids is True,
             logprobs=logprobs,
+            prompt_logprobs=body.prompt_logprobs is not None,
         )
 
     def _guarded(

@@ -24,6 +24,14 @@ _MIN_LOGPROB = -9999.0  # JSON has no infinity
 _ENCODER = msgspec.json.Encoder()
 
 
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """The prompt comes before the answer: as the text that was given, or None for what its tokens say."""
+
+    text: str | None
+    skip_special_tokens: bool = True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
     """What all chunks and the body of one answer have in common."""
@@ -37,6 +45,8 @@ class Frame:
     stages: bool = False
     token_ids: bool = False
     logprobs: bool = False
+    prompt_logprobs: bool = False
+    echo: Echo | None = None
 
 
 class Format(Protocol):
@@ -91,7 +101,7 @@ class ChatFormat:
         body = _body(frame, "chat.completion", [self._choice(answer) for answer in answers], answers)
         if frame.token_ids:
             body["prompt_token_ids"] = first.prompt_token_ids
-        if first.prompt_logprobs:
+        if frame.prompt_logprobs:
             body["prompt_logprobs"] = prompt_logprobs(frame.tokenizer, first.prompt_logprobs)
         return render(body)
 
@@ -109,6 +119,20 @@ class ChatFormat:
         return choice
 
 
+_Entry = tuple[int, TokenLogprob | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Echoed:
+    """The prompt as it comes before each answer; entries only when log-probabilities are asked for."""
+
+    text: str
+    entries: tuple[_Entry, ...]
+
+
+_NO_ECHO = _Echoed("", ())
+
+
 @dataclass(slots=True)
 class _Begun:
     """One answer of a completion that has begun."""
@@ -118,23 +142,24 @@ class _Begun:
 
 
 class CompletionFormat:
-    """text_completion."""
+    """text_completion. With echo each answer begins with the prompt, and its log-probabilities with the prompt's."""
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
         self._common = _chunk_common(frame, "text_completion")
         self._begun: dict[int, _Begun] = {}
+        self._echoed: _Echoed | None = None
         self._tail = _chunk_tail(frame)
 
     def chunk(self, piece: Piece) -> bytes:
         """The text of one piece; an answer's first has the prompt's ids if asked for, its last has finish_reason."""
-        frame = self._frame
+        frame, echoed = self._frame, self._echo(piece)
         prompt_ids = b""
         if frame.token_ids and piece.index not in self._begun:
             prompt_ids = b',"prompt_token_ids":' + render(piece.prompt_token_ids)
         begun = self._begin(piece)
-        logprobs = render(self._logprobs(piece, begun)) if frame.logprobs else b"null"
-        text = b'"text":' + render(piece.text) + b',"logprobs":' + logprobs + prompt_ids
+        logprobs = render(self._logprobs([*echoed.entries, *_entries(piece)], begun)) if frame.logprobs else b"null"
+        text = b'"text":' + render(echoed.text + piece.text) + b',"logprobs":' + logprobs + prompt_ids
         return begun.head + text + _choice_end(frame, piece) + self._tail
 
     def closing(self, usage: Usage) -> bytes:
@@ -148,16 +173,17 @@ class CompletionFormat:
         for choice in choices:
             if frame.token_ids:
                 choice["prompt_token_ids"] = first.prompt_token_ids
-            if first.prompt_logprobs:
+            if frame.prompt_logprobs:
                 choice["prompt_logprobs"] = prompt_logprobs(frame.tokenizer, first.prompt_logprobs)
         return render(_body(frame, "text_completion", choices, answers))
 
     def _choice(self, answer: Piece) -> dict[str, Json]:
-        frame, ending = self._frame, _ended(answer)
+        frame, ending, echoed = self._frame, _ended(answer), self._echo(answer)
+        entries = [*echoed.entries, *_entries(answer)]
         choice: dict[str, Json] = {
             "index": answer.index,
-            "text": answer.text,
-            "logprobs": self._logprobs(answer, self._begin(answer)) if frame.logprobs else None,
+            "text": echoed.text + answer.text,
+            "logprobs": self._logprobs(entries, self._begin(answer)) if frame.logprobs else None,
             "finish_reason": ending.reason.value,
             "stop_reason": ending.stop,
         }
@@ -165,30 +191,48 @@ class CompletionFormat:
             choice["token_ids"] = answer.token_ids
         return choice
 
+    def _echo(self, piece: Piece) -> _Echoed:
+        """What comes before the text of this piece: nothing, unless it is an answer's first and the prompt is to be shown."""
+        echo = self._frame.echo
+        if echo is None or piece.index in self._begun:
+            return _NO_ECHO
+        if self._echoed is None:  # the first piece of all, which brings what is known of the prompt
+            ids = piece.prompt_token_ids
+            text = self._frame.tokenizer.decode(ids, echo.skip_special_tokens) if echo.text is None else echo.text
+            entries = tuple(zip(ids, piece.prompt_logprobs, strict=True)) if self._frame.logprobs else ()
+            self._echoed = _Echoed(text, entries)
+        return self._echoed
+
     def _begin(self, piece: Piece) -> _Begun:
         if piece.index not in self._begun:
             self._begun[piece.index] = _Begun(_chunk_head(self._common, piece.index))
         return self._begun[piece.index]
 
-    def _logprobs(self, piece: Piece, begun: _Begun) -> dict[str, Json]:
-        """OpenAI's old form; top_logprobs always have the chosen token."""
+    def _logprobs(self, entries: Sequence[_Entry], begun: _Begun) -> dict[str, Json]:
+        """OpenAI's old form; top_logprobs always have the chosen token. Nothing comes before a prompt's first: null."""
         tokenizer = self._frame.tokenizer
         tokens, offsets = [], []
-        for entry in piece.logprobs:
-            token = token_text(tokenizer, entry.token_id)
+        for token_id, _ in entries:
+            token = token_text(tokenizer, token_id)
             tokens.append(token)
             offsets.append(begun.offset)
             begun.offset += len(token)
         top: list[Json] = [
-            {token_text(tokenizer, token_id): finite(value) for token_id, value in _top_with_chosen(entry)}
-            for entry in piece.logprobs
+            None
+            if entry is None
+            else {token_text(tokenizer, token_id): finite(value) for token_id, value in _top_with_chosen(entry)}
+            for _, entry in entries
         ]
         return {
             "text_offset": offsets,
-            "token_logprobs": [finite(entry.logprob) for entry in piece.logprobs],
+            "token_logprobs": [None if entry is None else finite(entry.logprob) for _, entry in entries],
             "tokens": tokens,
             "top_logprobs": top,
         }
+
+
+def _entries(piece: Piece) -> list[_Entry]:
+    return [(entry.token_id, entry) for entry in piece.logprobs]
 
 
 def render(value: Json) -> bytes:

@@ -32,7 +32,6 @@ _TYPE_NAMES = re.compile(r"^(str|int|float|bool|none|list\[.*|dict\[.*|\w+-.*|li
 # Fields of OpenAI or vLLM that are not served yet → the values that ask for nothing, beside null.
 NOT_SERVED: Mapping[str, tuple[JsonValue, ...]] = {
     "best_of": (1,),
-    "echo": (False,),
     "suffix": ("",),
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
@@ -174,8 +173,8 @@ class CompletionBody(CommonBody):
 
     prompt: str | list[int] | list[str] | list[list[int]]
     logprobs: int | None = None
+    echo: bool | None = None
     best_of: JsonValue = None
-    echo: JsonValue = None
     suffix: JsonValue = None
 
 
@@ -222,8 +221,19 @@ def completion_ask(body: CompletionBody, card: ModelCard, request_id: str, trace
     sampling = replace(_sampling(body, card), logprobs=body.logprobs)
     if body.max_tokens is not None:
         sampling = replace(sampling, max_tokens=body.max_tokens)
+    if body.echo and body.logprobs is not None:  # of the prompt too
+        if body.prompt_logprobs not in (None, body.logprobs):
+            said = f"with echo it must be as logprobs, {body.logprobs}, or left out"
+            raise InvalidRequest("prompt_logprobs", body.prompt_logprobs, said)
+        sampling = replace(sampling, prompt_logprobs=body.logprobs)
+    prompt_only = body.echo is True and body.max_tokens == 0
+    if prompt_only:
+        if sampling.min_tokens:
+            raise InvalidRequest("min_tokens", sampling.min_tokens, "must be 0 with max_tokens: 0")
+        sampling = replace(sampling, max_tokens=1, logprobs=None)
     ask = _ask(body, _completion_prompt(body), sampling, request_id, traceparent)
-    return replace(ask, fill_context=body.max_tokens is None, fill_at_most=_COMPLETION_DEFAULT_MAX_TOKENS)
+    ask = replace(ask, fill_context=body.max_tokens is None, fill_at_most=_COMPLETION_DEFAULT_MAX_TOKENS)
+    return replace(ask, prompt_only=prompt_only)
 
 
 def chat_ask(body: ChatBody, card: ModelCard, request_id: str, traceparent: str) -> Ask:

@@ -7,6 +7,7 @@ used. A text that begins with the BOS token does not get a second one. Does not 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from tokenizers import Tokenizer as HFTokenizer
 
@@ -51,6 +52,11 @@ class Tokenizer:
         if self._bytes is not None:
             return ByteLevelStream(self._bytes, skip_special_tokens)
         return WindowStream(self._hf, skip_special_tokens)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """The text of all these tokens."""
+        stream = self.text_stream(skip_special_tokens)
+        return stream.push(token_ids) + stream.flush()
 
     def token_bytes(self, token_id: int) -> bytes:
         """What one token stands for; pieces of characters are possible in byte-level vocabularies."""
