@@ -24,9 +24,8 @@ async def served(tmp_path, setup):
         workers = await stack.enter_async_context(pools(setup))
         for kind, pool in ((WorkerKind.PREFILL, workers.prefill), (WorkerKind.DECODE, workers.decode)):
             for worker in pool:
-                info = WorkerInfo(
-                    worker.ref, kind, worker.address, MODEL, setup.model.layout, (setup.connector,), 512, 128
-                )
+                layout = setup.real.layout if setup.real else setup.model.layout
+                info = WorkerInfo(worker.ref, kind, worker.address, MODEL, layout, (setup.connector,), 512, 128)
                 client = GrpcRegistryClient(running.target)
                 announcer = Announcer(
                     client, info, worker.worker.load, MonotonicClock(), AnnounceConfig(interval_s=0.1)
