@@ -229,7 +229,9 @@ class _LiveCollector(Collector):
     def collect(self) -> Iterable[GaugeMetricFamily]:
         workers = self._workers()
         running, waiting = self._requests()
-        yield GaugeMetricFamily("diptych_requests_running", "Requests past the router's admission", value=running)
+        yield GaugeMetricFamily(
+            "diptych_requests_running", "Answers being made; a request of n counts n", value=running
+        )
         yield GaugeMetricFamily("diptych_requests_waiting", "Requests in the router's queue", value=waiting)
         labels = ("worker_id", "pool")
         per_worker: tuple[tuple[str, str, Callable[[WorkerSample], float]], ...] = (

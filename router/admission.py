@@ -93,7 +93,7 @@ class Admission:
     async def _wait(self, priority: int, deadline: float, places: int) -> None:
         if self._num_waiting >= self._config.max_waiting:
             raise Overloaded(
-                f"{self._num_running} requests run and {self._num_waiting} wait, which is the limit",
+                f"{self._num_running} answers are being made and {self._num_waiting} requests wait, which is the limit",
                 self._retry_after_s(),
             )
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

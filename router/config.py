@@ -31,7 +31,9 @@ class HttpConfig:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionConfig:
-    """How many requests run at once, and how many more may wait; over both a client gets 429."""
+    """How many answers are made at once (a request of `n` counts n), and how many requests may wait besides; over both a
+    client gets 429.
+    """
 
     max_running: int = 256
     max_waiting: int = 1024

@@ -67,9 +67,9 @@ OPTIONS = (
         "--max-running",
         section="Admission",
         type=flags.POSITIVE,
-        metavar="REQUESTS",
+        metavar="ANSWERS",
         default=_ADMISSION.max_running,
-        help="Requests that run at once.",
+        help="Answers that are made at once; a request of n counts n.",
     ),
     option(
         "--max-waiting",

@@ -1,6 +1,7 @@
 """Several answers to one prompt: each what it would be alone, the prompt computed once, and nothing left behind."""
 
 import asyncio
+import contextlib
 
 import openai
 import pytest
@@ -10,6 +11,7 @@ from contracts.request import GenerationRequest
 from contracts.sampling import SamplingParams
 from contracts.worker import WorkerKind
 from router.answers import derived_seed
+from router.config import AdmissionConfig
 from tests.integration.pools import Setup
 from tests.integration.router_harness import MODEL, events, router_config, running_router
 from tests.integration.scripted_workers import answer
@@ -187,6 +189,35 @@ async def test_after_the_first_byte_it_is_the_last_event(scripted):
     assert (got[-2]["error"]["param"], got[-1]) == ("prompt", "[DONE]")
     assert sum("error" in event for event in got[:-1]) == 1
     await scripted.cluster.idle()
+
+
+async def test_requests_of_many_answers_wait_for_each_other_and_not_for_ever(tmp_path):
+    config = router_config(tmp_path, admission=AdmissionConfig(max_running=3, max_waiting=9))
+    async with running_router(config) as running:
+        await running.cluster.pools(1, 1)
+        running.cluster.step_s = 0.01
+        several = [{**SHORT, "n": n} for n in (2, 2, 5, 1, 3)]
+        asking = [running.http.post("/v1/completions", json=asked) for asked in several]
+        got = [response.json()["choices"] for response in await asyncio.gather(*asking)]
+        assert [sorted_ids(choices) for choices in got] == [[of_script(i) for i in range(len(c))] for c in got]
+        assert [len(choices) for choices in got] == [2, 2, 5, 1, 3]
+        assert await running.metric("diptych_requests_running") == 0
+
+
+async def test_clients_that_leave_at_any_moment_leave_nothing(tmp_path):
+    async with served(tmp_path, Setup(model=FAKE, num_prefill=2, num_decode=2, step_s=0.002)) as (running, workers):
+
+        async def leave_after(delay_s, index):
+            asked = body(prompt=PROMPT[index % 7 :], max_tokens=200, n=4, stream=index % 2 == 0)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await running.http.post("/v1/completions", json=asked)
+
+        await asyncio.gather(*(leave_after(0.012 * index, index) for index in range(24)))
+        await workers.idle()
+        async with asyncio.timeout(3):
+            while await running.metric("diptych_requests_running"):
+                await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("when", ["before the others", "beside the others"])
