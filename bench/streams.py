@@ -192,7 +192,10 @@ def streams_report(pairs: dict[Protocol, list[Pair]], model: str, config: Stream
         added = spread([p.served.itl_s - p.alone_step_s for p in runs], 1e3)
         measures += _time_measures(protocol.value, runs, added, config)
         measures += _cpu_measures(protocol.value, runs)
-        verdicts.append(Verdict(f"added per streamed token, {protocol.value}", added.median, "ms", ADDED_BAR_MS, False))
+        per_token = added.median / config.streams
+        verdicts.append(Verdict(f"added per streamed token, {protocol.value}", per_token, "ms", ADDED_BAR_MS, False))
+        strict = f"strictest reading: growth of each stream's gap, {protocol.value}"
+        verdicts.append(Verdict(strict, added.median, "ms", ADDED_BAR_MS, False))
     return Report(
         name="streams",
         title=f"What serving adds to a token at {config.streams} streams",

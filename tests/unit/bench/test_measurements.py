@@ -104,7 +104,8 @@ def test_what_serving_adds_is_the_sum_of_its_parts():
     runs = [Pair(served, AloneRound(0.053, 0.002), AloneRound(0.055, 0.002))] * 3
     report = streams_report({Protocol.GRPC: runs}, "m", StreamsBenchConfig())
     by_name = {m.name: m.runs[0] for m in report.measures}
-    assert report.verdicts[0].value == pytest.approx(2.0)
+    assert report.verdicts[0].value == pytest.approx(2.0 / 32)
+    assert report.verdicts[1].value == pytest.approx(2.0)
     assert by_name["grpc: added to each token"] == pytest.approx(2.0)
     assert by_name["grpc: of it between two steps"] == pytest.approx(1.5)
     assert by_name["grpc: of it in the step itself"] == pytest.approx(0.5)
