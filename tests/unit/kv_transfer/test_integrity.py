@@ -213,7 +213,7 @@ def test_who_shall_digest_must_be_able_to():
 async def test_both_digesters_agree_and_see_every_bit():
     with SharedRegion(64) as region:
         region.buffer[:] = bytes(range(64))
-        inline, threaded = InlineDigester(region), ThreadDigester(region)
+        inline, threaded = InlineDigester(region), ThreadDigester(region, at_once_bytes=33)
         ranges = (ByteRange(0, 32), ByteRange(32, 32))
         before = await inline.digests(ranges)
         assert await threaded.digests(ranges) == before
