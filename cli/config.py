@@ -15,17 +15,21 @@ from engine.models.store.config import ENVIRONMENT as STORE_ENVIRONMENT
 MIB, GIB = 2**20, 2**30
 
 # What each variable does, for `diptych doctor`: names that change how Diptych, torch or the hub client behave.
-ENVIRONMENT = STORE_ENVIRONMENT | EXECUTION_ENVIRONMENT | {
-    "OMP_NUM_THREADS": "threads of OpenMP loops in torch; --threads wins over it",
-    "MKL_NUM_THREADS": "threads of MKL; --threads wins over it",
-    "OMP_WAIT_POLICY": "ACTIVE makes idle OpenMP threads spin, which starves the other workers of a small machine",
-    "PYTHONPATH": "folders that are searched before the installed packages; may hide our `kernels` or `router`",
-    "HF_HOME": "where huggingface_hub keeps its downloads",
-    "HF_HUB_OFFLINE": "1 forbids huggingface_hub to use the network",
-    "HTTP_PROXY": "proxy for HTTP clients; must not catch 127.0.0.1",
-    "HTTPS_PROXY": "proxy for HTTPS clients",
-    "NO_PROXY": "hosts that are reached without a proxy",
-}
+ENVIRONMENT = (
+    STORE_ENVIRONMENT
+    | EXECUTION_ENVIRONMENT
+    | {
+        "OMP_NUM_THREADS": "threads of OpenMP loops in torch; --threads wins over it",
+        "MKL_NUM_THREADS": "threads of MKL; --threads wins over it",
+        "OMP_WAIT_POLICY": "ACTIVE makes idle OpenMP threads spin, which starves the other workers of a small machine",
+        "PYTHONPATH": "folders that are searched before the installed packages; may hide our `kernels` or `router`",
+        "HF_HOME": "where huggingface_hub keeps its downloads",
+        "HF_HUB_OFFLINE": "1 forbids huggingface_hub to use the network",
+        "HTTP_PROXY": "proxy for HTTP clients; must not catch 127.0.0.1",
+        "HTTPS_PROXY": "proxy for HTTPS clients",
+        "NO_PROXY": "hosts that are reached without a proxy",
+    }
+)
 
 
 def environment() -> dict[str, str]:
