@@ -33,6 +33,7 @@ from bench.transfer import TransferBenchConfig, run_transfer
 from bench.ttft import TtftBenchConfig, run_ttft
 from contracts.errors import DiptychError
 from contracts.kv_layout import KVLayout
+from engine.execution.config import prefer_huge_pages
 from engine.models.store import resolve_model
 from engine.models.store.config import default_cache_dir
 
@@ -116,6 +117,7 @@ MEASUREMENTS: dict[str, Callable[[Options, Say], Report]] = {
 
 def carry_out(names: Sequence[str], options: Options) -> None:
     """Measure in order, write each result as soon as it is there, and show it. Exits 1 when something did not work."""
+    prefer_huge_pages()  # as our workers do, before anything here has torch allocate; the peer has them, too
     say = say_on_stderr()
     facts: MachineFacts = machine_facts()
     failed = []

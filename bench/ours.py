@@ -46,6 +46,7 @@ def load_runner(path: Path, threads: int) -> TorchRunner:
     num_blocks = model.num_blocks_for(KV_TOKENS * model.layout.token_bytes)
     # The runner keeps the mapping alive; it goes with the process.
     region = SharedRegion(num_blocks * model.layout.block_bytes)
+    region.populate()
     return model.runner(region.buffer, num_blocks)
 
 
