@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from cli.options import ADVERTISE, DTYPE, LABEL, LOG_LEVEL, MODEL_DIR, NAME, SECONDS, SIZE, Decorated, option
+from cli.options import ADVERTISE, DTYPE, LABEL, LOG_LEVEL, MODEL_DIR, NAME, PORT, SECONDS, SIZE, Decorated, option
 from kv_transfer.config import Integrity
 from observability.log import configure_logging
 from rpc.process import end_with_parent, run_process
@@ -78,6 +78,14 @@ integrity_option = option(
     help="Which blocks of KV are compared by digest after they travelled: none (off), about one in eight (sampled), "
     "all (full). A prefill worker must be at least as strict as its decode workers.",
 )
+http_port_option = option(
+    "--http-port",
+    section="Addresses",
+    type=PORT,
+    metavar="PORT",
+    default=8000,
+    help="OpenAI API; 0 takes a free port.",
+)
 log_level_option = option("--log-level", section="Running", type=LOG_LEVEL, default="warning", help="Least log level.")
 # A service on its own has no display beside it: its log says when and where it is ready.
 service_log_level_option = option(
@@ -128,6 +136,16 @@ exit_with_option = option(
     metavar="PID",
     help="Stop when this process, which must be the parent, ends.",
 )
+
+
+def host_option(text: str) -> Callable[[Decorated], Decorated]:
+    """Where a router listens."""
+    return option("--host", section="Addresses", metavar="HOST", default="127.0.0.1", help=text)
+
+
+def grpc_port_option(text: str) -> Callable[[Decorated], Decorated]:
+    """The router's gRPC port."""
+    return option("--grpc-port", section="Addresses", type=PORT, metavar="PORT", default=50051, help=text)
 
 
 def threads_option(text: str) -> Callable[[Decorated], Decorated]:

@@ -8,7 +8,7 @@ from typing import TypedDict, Unpack
 import click
 
 from cli.commands import flags
-from cli.options import PORT, POSITIVE_SECONDS, SIZE, SectionedCommand, apply, option
+from cli.options import POSITIVE_SECONDS, SIZE, SectionedCommand, apply, option
 from engine.models.store import model_name
 from router.config import AdmissionConfig, HttpConfig, PolicyConfig, RouterConfig
 from rpc.server import ServerConfig
@@ -38,29 +38,9 @@ _ADMISSION = AdmissionConfig()
 OPTIONS = (
     flags.model_dir_option,
     flags.served_name_option,
-    option(
-        "--host",
-        section="Addresses",
-        metavar="HOST",
-        default="127.0.0.1",
-        help="Where to listen; 0.0.0.0 is everywhere.",
-    ),
-    option(
-        "--http-port",
-        section="Addresses",
-        type=PORT,
-        metavar="PORT",
-        default=8000,
-        help="OpenAI API; 0 takes a free port.",
-    ),
-    option(
-        "--grpc-port",
-        section="Addresses",
-        type=PORT,
-        metavar="PORT",
-        default=50051,
-        help="gRPC API, and where workers announce themselves; 0 takes a free port.",
-    ),
+    flags.host_option("Where to listen; 0.0.0.0 is everywhere."),
+    flags.http_port_option,
+    flags.grpc_port_option("gRPC API, and where workers announce themselves; 0 takes a free port."),
     flags.advertise_option,
     flags.policy_option,
     option(

@@ -19,7 +19,7 @@ from cli.cluster import LocalCluster
 from cli.commands import flags
 from cli.config import ClusterConfig, RestartPolicy, WorkerOptions, default_threads
 from cli.modelsource import fetch
-from cli.options import PORT, POSITIVE_SECONDS, SectionedCommand, apply, option
+from cli.options import POSITIVE_SECONDS, SectionedCommand, apply, option
 from cli.process import ProcessStatus
 from cli.readyfile import ReadyFile
 from cli.status import LiveDisplay, PlainDisplay, make_display
@@ -92,29 +92,9 @@ OPTIONS = (
     flags.max_num_seqs_option,
     flags.scheduling_option,
     flags.prefix_caching_option,
-    option(
-        "--host",
-        section="Addresses",
-        metavar="HOST",
-        default="127.0.0.1",
-        help="Where the router listens; 0.0.0.0 is everywhere.",
-    ),
-    option(
-        "--http-port",
-        section="Addresses",
-        type=PORT,
-        metavar="PORT",
-        default=8000,
-        help="OpenAI API; 0 takes a free port.",
-    ),
-    option(
-        "--grpc-port",
-        section="Addresses",
-        type=PORT,
-        metavar="PORT",
-        default=50051,
-        help="gRPC API; 0 takes a free port.",
-    ),
+    flags.host_option("Where the router listens; 0.0.0.0 is everywhere."),
+    flags.http_port_option,
+    flags.grpc_port_option("gRPC API; 0 takes a free port."),
     flags.drain_timeout_option,
     option(
         "--start-timeout",
