@@ -76,9 +76,8 @@ class SharedRegion:
         try:
             self._buffer.release()
             kept.close()
-        except (
-            BufferError
-        ):  # somebody (a tensor, a connector's thread) still looks at it: unmapped with their last view
+        except BufferError:
+            # Somebody (a tensor, a connector's thread) still looks at it: unmapped with their last view.
             del kept
 
     def __enter__(self) -> Self:

@@ -176,11 +176,6 @@ class DecodeSession:
         self._task: asyncio.Task[None] | None = None
         self._closed: DiptychError | None = None
 
-    @property
-    def num_carried(self) -> int:
-        """Requests whose end has not come."""
-        return len(self._inboxes)
-
     def attach(self, handoff_id: str, wait_s: float, inbox: Inbox) -> None:
         """Follow a hand-off; may be said before the worker knows of it."""
         command = decode_pb2.DecodeCommand(attach=decode_pb2.Attach(handoff_id=handoff_id, wait_s=wait_s))

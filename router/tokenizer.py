@@ -27,11 +27,6 @@ class Tokenizer:
         self._bos_id = None if bos_token is None else hf.token_to_id(bos_token)
         self._bytes = ByteVocabulary(hf) if is_byte_level(hf) else None
 
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether conversations can be rendered."""
-        return self._chat_template is not None
-
     async def encode_text(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """The prompt as it is, with BOS where the model's tokenizer adds one."""
         if len(text) > _THREAD_ABOVE:
