@@ -26,10 +26,8 @@ LOAD_GAUGES = {
 class WorkerMetrics:
     """What one worker process counts. Owns `registry`. `step` may be called from the engine's thread."""
 
-    def __init__(self, gauges: Callable[[], tuple[float, float, float, float, float]]) -> None:
-        """`gauges` is asked at each scrape for the values of LOAD_GAUGES, in that order, and must not wait."""
+    def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(_GaugeCollector(gauges))
         self._step = Histogram(
             "diptych_engine_step_seconds", "One engine step", registry=self.registry, buckets=STEP_BUCKETS
         )
@@ -47,6 +45,10 @@ class WorkerMetrics:
         self._mismatches = Counter(
             "diptych_kv_digest_mismatch", "Hand-offs whose bytes were not those that were sent", registry=self.registry
         )
+
+    def watch(self, gauges: Callable[[], tuple[float, float, float, float, float]]) -> None:
+        """Ask `gauges` at each scrape for the values of LOAD_GAUGES, in that order; it must not wait. Called once."""
+        self.registry.register(_GaugeCollector(gauges))
 
     def digest_mismatch(self) -> None:
         """One hand-off was thrown away because a block was not what its sender had read."""

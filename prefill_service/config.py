@@ -4,39 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from contracts.errors import ConfigError
-from engine.build import ModelRuntimeConfig
-from engine.config import SchedulerConfig
-from kv_transfer.choose import AUTO, NetworkConfig
 from prefill_service.run import RunConfig
-from rpc.announce import AnnounceConfig
-from rpc.lifecycle import LifecycleConfig
-from rpc.server import ServerConfig
+from worker.config import WorkerConfig
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PrefillConfig:
-    """One prefill worker process.
+    """One prefill worker process: what every worker is told, and how its runs are handed off."""
 
-    `kv_memory_bytes` None sizes the KV pool by measurement. `connectors` are kinds, or ("auto",). `routers` are host:port of
-    routers' gRPC ports to announce to. `metrics_port` None serves no metrics; 0 takes a free port.
-    """
-
-    worker_id: str
-    model_name: str
-    model: ModelRuntimeConfig
-    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    kv_memory_bytes: int | None = None
-    connectors: tuple[str, ...] = (AUTO,)
-    network: NetworkConfig = field(default_factory=NetworkConfig)
-    server: ServerConfig = field(default_factory=ServerConfig)
-    routers: tuple[str, ...] = ()
+    worker: WorkerConfig
     run: RunConfig = field(default_factory=RunConfig)
-    announce: AnnounceConfig = field(default_factory=AnnounceConfig)
-    lifecycle: LifecycleConfig = field(default_factory=LifecycleConfig)
-    metrics_host: str = "127.0.0.1"
-    metrics_port: int | None = None
-
-    def __post_init__(self) -> None:
-        if not self.worker_id:
-            raise ConfigError("worker_id: got '', must not be empty")

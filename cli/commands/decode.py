@@ -9,6 +9,7 @@ import click
 from cli.commands import flags, workerflags
 from cli.commands.workerflags import WorkerFlags
 from cli.options import SectionedCommand, apply
+from contracts.worker import WorkerKind
 from decode_service.config import DecodeConfig
 from decode_service.worker import AnswerConfig
 from kv_transfer.config import Integrity, ReceiverConfig
@@ -16,21 +17,9 @@ from kv_transfer.config import Integrity, ReceiverConfig
 
 def decode_config(given: WorkerFlags) -> DecodeConfig:
     """The worker that these flags describe. Raises ConfigError for flags that contradict each other."""
-    scheduler = workerflags.scheduler_config(given)
     return DecodeConfig(
-        worker_id=workerflags.worker_id(given, "decode"),
-        model_name=workerflags.served_name(given),
-        model=workerflags.runtime_config(given, scheduler),
-        scheduler=scheduler,
-        kv_memory_bytes=given["kv_memory"],
-        connectors=workerflags.connectors(given),
-        network=workerflags.network_config(given),
-        server=workerflags.server_config(given),
-        routers=given["router"],
+        workerflags.worker_config(given, WorkerKind.DECODE),
         answers=AnswerConfig(ReceiverConfig(integrity=Integrity(given["integrity"]))),
-        lifecycle=workerflags.lifecycle_config(given),
-        metrics_host=given["host"],
-        metrics_port=given["metrics_port"],
     )
 
 

@@ -9,6 +9,7 @@ import click
 from cli.commands import flags, workerflags
 from cli.commands.workerflags import WorkerFlags
 from cli.options import SectionedCommand, apply
+from contracts.worker import WorkerKind
 from kv_transfer.config import Integrity, SenderConfig
 from prefill_service.config import PrefillConfig
 from prefill_service.run import RunConfig
@@ -16,21 +17,9 @@ from prefill_service.run import RunConfig
 
 def prefill_config(given: WorkerFlags) -> PrefillConfig:
     """The worker that these flags describe. Raises ConfigError for flags that contradict each other."""
-    scheduler = workerflags.scheduler_config(given)
     return PrefillConfig(
-        worker_id=workerflags.worker_id(given, "prefill"),
-        model_name=workerflags.served_name(given),
-        model=workerflags.runtime_config(given, scheduler),
-        scheduler=scheduler,
-        kv_memory_bytes=given["kv_memory"],
-        connectors=workerflags.connectors(given),
-        network=workerflags.network_config(given),
-        server=workerflags.server_config(given),
-        routers=given["router"],
+        workerflags.worker_config(given, WorkerKind.PREFILL),
         run=RunConfig(SenderConfig(integrity=Integrity(given["integrity"]))),
-        lifecycle=workerflags.lifecycle_config(given),
-        metrics_host=given["host"],
-        metrics_port=given["metrics_port"],
     )
 
 

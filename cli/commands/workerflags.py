@@ -10,12 +10,14 @@ from typing import TypedDict
 
 from cli.commands import flags
 from cli.options import ADDRESS, LABEL, PORT, Decorated, option
+from contracts.worker import WorkerKind
 from engine.build import ModelRuntimeConfig
 from engine.config import SchedulerConfig, SchedulingPolicy
 from engine.models.store import model_name
 from kv_transfer.choose import AUTO, NetworkConfig
 from rpc.lifecycle import LifecycleConfig
 from rpc.server import ServerConfig, has_port
+from worker.config import WorkerConfig
 
 
 class WorkerFlags(TypedDict):
@@ -97,14 +99,28 @@ OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
 )
 
 
-def worker_id(given: WorkerFlags, pool: str) -> str:
+def worker_config(given: WorkerFlags, pool: WorkerKind) -> WorkerConfig:
+    """What a worker of either pool is told by these flags. Raises ConfigError for flags that contradict each other."""
+    scheduler = scheduler_config(given)
+    return WorkerConfig(
+        worker_id=worker_id(given, pool),
+        model_name=given["served_name"] or model_name(given["model"]),
+        model=runtime_config(given, scheduler),
+        scheduler=scheduler,
+        kv_memory_bytes=given["kv_memory"],
+        connectors=connectors(given),
+        network=network_config(given),
+        server=ServerConfig(host=given["host"], port=given["port"], advertise=given["advertise"]),
+        routers=given["router"],
+        lifecycle=LifecycleConfig(drain_limit_s=given["drain_timeout"]),
+        metrics_host=given["host"],
+        metrics_port=given["metrics_port"],
+    )
+
+
+def worker_id(given: WorkerFlags, pool: WorkerKind) -> str:
     """The name given, or one that no other worker has."""
     return given["worker_id"] or f"{pool}-{socket.gethostname()}-{os.getpid()}"
-
-
-def served_name(given: WorkerFlags) -> str:
-    """The name given, or the directory's."""
-    return given["served_name"] or model_name(given["model"])
 
 
 def scheduler_config(given: WorkerFlags) -> SchedulerConfig:
@@ -141,13 +157,3 @@ def network_config(given: WorkerFlags) -> NetworkConfig:
     advertise = given["advertise"]
     host = advertise.rpartition(":")[0] if has_port(advertise) else advertise
     return NetworkConfig(bind_host=given["host"], advertise_host=host or None)
-
-
-def server_config(given: WorkerFlags) -> ServerConfig:
-    """Where gRPC listens and is advertised."""
-    return ServerConfig(host=given["host"], port=given["port"], advertise=given["advertise"])
-
-
-def lifecycle_config(given: WorkerFlags) -> LifecycleConfig:
-    """How long draining may take."""
-    return LifecycleConfig(drain_limit_s=given["drain_timeout"])

@@ -14,6 +14,7 @@ TORCH_FREE = (
     "contracts",
     "observability",
     "rpc",
+    "worker",
     "kv_transfer",
     "cli",
     "bench",

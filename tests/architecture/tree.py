@@ -17,6 +17,7 @@ PACKAGES = (
     "prefill_service",
     "router",
     "rpc",
+    "worker",
 )
 
 

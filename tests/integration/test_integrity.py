@@ -43,7 +43,7 @@ def checked(faults, integrity=Integrity.FULL, **changes):
 
 def counted(served_decode):
     """The counter of one decode worker, as a scrape reads it."""
-    metrics = WorkerMetrics(lambda: (0, 0, 0, 0.0, 0.0))
+    metrics = WorkerMetrics()
     served_decode.worker.on_mismatch = metrics.digest_mismatch
     return lambda: metrics.registry.get_sample_value("diptych_kv_digest_mismatch_total")
 

@@ -8,7 +8,8 @@ from observability.worker_metrics import LOAD_GAUGES, WorkerMetrics
 
 
 def test_steps_and_gauges() -> None:
-    metrics = WorkerMetrics(lambda: (1, 2, 3, 0.5, 0.0))
+    metrics = WorkerMetrics()
+    metrics.watch(lambda: (1, 2, 3, 0.5, 0.0))
     metrics.step(0.02, 0.0195, (3, 40), 1)
     metrics.step(0.001, 0.0, (0, 0), 2)
     metrics.digest_mismatch()

@@ -1,0 +1,167 @@
+"""A worker's process: model, KV memory, connectors, engine, gRPC server, announcements, signals; the door is handed in.
+
+    bind the port ──▶ load the model ──▶ KV region ──▶ connectors expose it ──▶ engine on it ──▶ the door opens a worker
+    ──▶ serve until a signal ──▶ drain
+
+A busy port is known before the model is loaded; a signal while it loads ends the process at once. Does not know which pool
+the worker belongs to beyond its door's `kind`, nor how it works.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+
+from contracts.clock import Clock, MonotonicClock
+from contracts.worker import WorkerInfo, WorkerKind, WorkerRef, new_epoch
+from engine.build import load
+from engine.config import EngineConfig
+from engine.driver import EngineDriver
+from engine.engine import Engine
+from engine.execution.interface import ModelRunner
+from engine.execution.memory import memory_turn
+from engine.output import StepOutput
+from kv_transfer.choose import make_connectors
+from kv_transfer.connector import Connector
+from kv_transfer.digests import ThreadDigester
+from kv_transfer.links import Side
+from kv_transfer.region import SharedRegion
+from observability.log import get_logger
+from observability.worker_metrics import WorkerMetrics
+from rpc.announce import Announcer, GrpcRegistryClient
+from rpc.lifecycle import Lifecycle, ServedWorker, honest_load
+from rpc.process import MetricsPort, StopSignals, in_daemon_thread
+from rpc.server import RpcServer
+from worker.config import WorkerConfig
+
+log = get_logger(__name__)
+
+
+class DoorWorker(ServedWorker, Protocol):
+    """A worker as its process sees it: served, and with an engine whose steps can be watched."""
+
+    @property
+    def driver(self) -> EngineDriver:
+        """The engine and its thread."""
+        ...
+
+    def start(self) -> None:
+        """Take work from now on."""
+        ...
+
+
+class Door(Protocol):
+    """What makes a worker one of its pool: its services, and what it does with an engine and a side of the KV transfer."""
+
+    @property
+    def kind(self) -> WorkerKind:
+        """The pool."""
+        ...
+
+    @property
+    def service_names(self) -> tuple[str, ...]:
+        """Full names of the gRPC services, for health and reflection."""
+        ...
+
+    def open(self, side: Side, engine: Engine, server: grpc.aio.Server, metrics: WorkerMetrics) -> DoorWorker:
+        """Make the worker and put its services on the server. It counts what only its pool counts in `metrics`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Computer:
+    """A warm model on its KV memory."""
+
+    runner: ModelRunner
+    region: SharedRegion
+
+
+def build(config: WorkerConfig) -> Computer:
+    """Load the model and make its KV memory. Slow. Raises ConfigError and ModelLoadError."""
+    loaded = load(config.model)
+    with memory_turn():
+        num_blocks = loaded.num_blocks_for(config.kv_memory_bytes)
+        region = SharedRegion(num_blocks * loaded.layout.block_bytes)
+        region.populate()  # else the first request on each block pays for it, twenty times slower than a copy
+    return Computer(loaded.runner(region.buffer, num_blocks), region)
+
+
+async def serve(config: WorkerConfig, door: Door) -> None:
+    """Run the worker until a signal; returns once it is drained. Raises ConfigError, ModelLoadError or FatalError."""
+    server = RpcServer(config.server, door.service_names)
+    async with StopSignals() as signals, AsyncExitStack() as stack:
+        stack.push_async_callback(server.stop, 0)
+        server.bind()
+        computer = await signals.unless_asked(in_daemon_thread(lambda: build(config), "load"))
+        if computer is None:
+            log.info("stopped while loading")
+            return
+        stack.callback(computer.region.close)
+        clock = MonotonicClock()
+        ref = WorkerRef(config.worker_id, new_epoch())
+        side = _side(config, computer, (ref, clock), stack)
+        metrics = WorkerMetrics()
+        engine = Engine(computer.runner, EngineConfig(config.scheduler), clock)
+        worker = door.open(side, engine, server.grpc_server, metrics)
+        stack.push_async_callback(worker.stop)
+        _serve_metrics(config, worker, metrics, stack)
+        worker.start()
+        info = _info(config, door.kind, server, side, computer.runner)
+        log.info("serving", address=info.address, blocks=info.num_blocks, connectors=",".join(info.connectors))
+        announcers = _announcers(config, worker, info, clock)
+        await Lifecycle(worker, server, announcers, clock, config.lifecycle).run(signals)
+
+
+def _side(config: WorkerConfig, computer: Computer, life: tuple[WorkerRef, Clock], stack: AsyncExitStack) -> Side:
+    ref, clock = life
+    connectors: tuple[Connector, ...] = tuple(make_connectors(config.connectors, config.network))
+    for connector in connectors:
+        stack.push_async_callback(connector.close)
+        connector.expose(computer.region)
+    digester = ThreadDigester(computer.region)
+    stack.callback(digester.close)
+    return Side(ref, computer.runner.layout, connectors, clock, digester=digester)
+
+
+def _info(config: WorkerConfig, kind: WorkerKind, server: RpcServer, side: Side, runner: ModelRunner) -> WorkerInfo:
+    return WorkerInfo(
+        ref=side.ref,
+        kind=kind,
+        address=server.advertised_address(config.routers[0] if config.routers else ""),
+        model_name=config.model_name,
+        layout=runner.layout,
+        connectors=tuple(connector.capabilities.kind for connector in side.connectors),
+        max_model_len=runner.max_model_len,
+        num_blocks=runner.num_blocks,
+    )
+
+
+def _announcers(config: WorkerConfig, worker: DoorWorker, info: WorkerInfo, clock: Clock) -> list[Announcer]:
+    return [
+        Announcer(
+            GrpcRegistryClient(router), info, lambda: honest_load(worker, config.lifecycle), clock, config.announce
+        )
+        for router in config.routers
+    ]
+
+
+def _serve_metrics(config: WorkerConfig, worker: DoorWorker, metrics: WorkerMetrics, stack: AsyncExitStack) -> None:
+    if config.metrics_port is None:
+        return
+
+    def gauges() -> tuple[float, float, float, float, float]:
+        load = worker.load()
+        return load.num_waiting, load.num_running, load.num_queued_tokens, load.kv_usage, worker.stalled_s()
+
+    def on_step(output: StepOutput) -> None:
+        batch = (output.num_scheduled_requests, output.num_scheduled_tokens)
+        metrics.step(output.step_s, output.runner_s, batch, output.num_preempted)
+
+    metrics.watch(gauges)
+    worker.driver.on_step = on_step
+    port = MetricsPort(config.metrics_host, config.metrics_port, metrics.registry)
+    stack.callback(port.close)
+    log.info("metrics", host=config.metrics_host, port=port.port)
