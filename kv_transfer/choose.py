@@ -28,11 +28,12 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True)
 class NetworkConfig:
-    """Where the `tcp` connector listens, and under which host name others reach it (None: where it listens)."""
+    """Where the `tcp` connector listens, and under which host and port others reach it (None: those it listens at)."""
 
     bind_host: str = "127.0.0.1"
     port: int = 0
     advertise_host: str | None = None
+    advertise_port: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,13 @@ class Backend:
     make: Callable[[NetworkConfig], Connector]
 
 
+def _tcp(network: NetworkConfig) -> Connector:
+    return TcpConnector(network.bind_host, network.port, (network.advertise_host, network.advertise_port))
+
+
 BACKENDS: tuple[Backend, ...] = (
     Backend(SHM, why_not, lambda _: ShmConnector()),
-    Backend(TCP, lambda: None, lambda network: TcpConnector(network.bind_host, network.port, network.advertise_host)),
+    Backend(TCP, lambda: None, _tcp),
 )
 
 

@@ -169,17 +169,20 @@ class _Target:
 
 
 class TcpConnector:
-    """See Connector. Listens at `host` (`port` 0: any free one); others reach it as `advertise_host`, by default `host`."""
+    """See Connector. Listens at `host` (`port` 0: any free one).
+
+    Others reach it at `advertised`, a host and a port; a part that is None is the one it listens at.
+    """
 
     def __init__(
         self,
         host: str = "127.0.0.1",
         port: int = 0,
-        advertise_host: str | None = None,
+        advertised: tuple[str | None, int | None] = (None, None),
         limits: TargetLimits | None = None,
     ) -> None:
         self._where = (host, port)
-        self._advertise_host = advertise_host or host
+        self._advertised = advertised
         self._limits = limits or TargetLimits()
         self._memory: memoryview | None = None
         self._windows = WindowTable()
@@ -206,8 +209,8 @@ class TcpConnector:
         """See Connector; host:port, an IPv6 host in brackets."""
         if self._target is None:
             raise TransferFailed("tcp: closed, or exposes no memory")
-        host = f"[{self._advertise_host}]" if ":" in self._advertise_host else self._advertise_host
-        return ConnectorAddress(KIND, f"{host}:{self._target.port}")
+        host, port = self._advertised[0] or self._where[0], self._advertised[1] or self._target.port
+        return ConnectorAddress(KIND, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
     def open_window(self, ranges: Sequence[ByteRange]) -> int:
         """See Connector."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from cli.commands import flags
-from cli.options import ADDRESS, LABEL, PORT, Decorated, option
+from cli.options import ADDRESS, ADVERTISE, LABEL, PORT, Decorated, option
 from contracts.worker import WorkerKind
 from engine.build import ModelRuntimeConfig
 from engine.config import SchedulerConfig, SchedulingPolicy
@@ -40,6 +40,8 @@ class WorkerFlags(TypedDict):
     host: str
     port: int
     advertise: str
+    kv_port: int
+    advertise_kv: str
     metrics_port: int | None
     drain_timeout: float
     exit_with: int | None
@@ -86,6 +88,24 @@ OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
     ),
     option("--port", section="Addresses", type=PORT, metavar="PORT", default=0, help="gRPC port; 0 takes a free one."),
     flags.advertise_option,
+    option(
+        "--kv-port",
+        section="Addresses",
+        type=PORT,
+        metavar="PORT",
+        default=0,
+        help="Port at which the tcp connector takes KV; 0 takes a free one.",
+    ),
+    option(
+        "--advertise-kv",
+        section="Addresses",
+        type=ADVERTISE,
+        default="",
+        show_default=False,
+        metavar="HOST[:PORT]",
+        help="Address under which others reach the tcp connector, where a proxy or a port mapping stands before it. "
+        "[default: the host of --advertise, and --kv-port]",
+    ),
     option(
         "--metrics-port",
         section="Addresses",
@@ -153,7 +173,13 @@ def connectors(given: WorkerFlags) -> tuple[str, ...]:
 
 
 def network_config(given: WorkerFlags) -> NetworkConfig:
-    """The tcp connector listens and is advertised where the gRPC server is, on a port of its own."""
-    advertise = given["advertise"]
-    host = advertise.rpartition(":")[0] if has_port(advertise) else advertise
-    return NetworkConfig(bind_host=given["host"], advertise_host=host or None)
+    """The tcp connector listens and is advertised where the gRPC server is, on a port of its own, unless told otherwise."""
+    own, own_port = _split(given["advertise_kv"])
+    host = own or _split(given["advertise"])[0]
+    return NetworkConfig(given["host"], given["kv_port"], host or None, own_port)
+
+
+def _split(address: str) -> tuple[str, int | None]:
+    """Host without brackets, and port if there is one."""
+    host, _, port = address.rpartition(":") if has_port(address) else (address, "", "")
+    return host.strip("[]"), int(port) if port else None

@@ -294,10 +294,22 @@ async def test_ipv6_and_advertised_names():
         assert connector.address().address.startswith("[::1]:")
         await connector.connect(connector.address())
         await connector.close()
-        named = TcpConnector(advertise_host="decode-1.example")
+        named = TcpConnector(advertised=("decode-1.example", None))
         named.expose(region)
         assert named.address().address.startswith("decode-1.example:")
         await named.close()
+
+
+async def test_what_stands_before_it_may_have_a_port_of_its_own():
+    with SharedRegion(SIZE) as region:
+        connector = TcpConnector(advertised=("gate.example", 7070))
+        connector.expose(region)
+        assert connector.address() == ConnectorAddress("tcp", "gate.example:7070")
+        await connector.close()
+        near = TcpConnector(advertised=(None, 7070))
+        near.expose(region)
+        assert near.address() == ConnectorAddress("tcp", "127.0.0.1:7070")
+        await near.close()
 
 
 @pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:x", "host:70000", "host:-1"])
