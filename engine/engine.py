@@ -26,6 +26,7 @@ from engine.kv.lease import KVLease, LeaseError
 from engine.lent import LentLeases
 from engine.limits import EngineLimits
 from engine.output import EngineStats, Progress, Retained, StepOutput
+from engine.pace import Pace
 from engine.request import Request
 from engine.roster import Roster
 from engine.scheduling.scheduler import Scheduler, Share
@@ -64,10 +65,14 @@ class _Step:
 
 
 class Engine:
-    """Owns the scheduler, the KV books and every request between admit/adopt and its last delta."""
+    """Owns the scheduler, the KV books and every request between admit/adopt and its last delta.
 
-    def __init__(self, runner: ModelRunner, config: EngineConfig, clock: Clock) -> None:
+    `pace` knows how long steps take here, from warm-up on; it may be read in any thread.
+    """
+
+    def __init__(self, runner: ModelRunner, config: EngineConfig, clock: Clock, pace: Pace | None = None) -> None:
         self.clock = clock
+        self.pace = pace if pace is not None else Pace()
         self._runner = runner
         self._config = config.scheduler
         layout = runner.layout
@@ -88,6 +93,7 @@ class Engine:
         """
         self._limits.check(request, retain_kv=retain_kv)
         self._roster.check_new(request.request_id)
+        self._lent.check_new(request.request_id)
         if self._scheduler.num_waiting >= self._config.max_waiting:
             raise Overloaded(f"{self._scheduler.num_waiting} requests wait, the queue takes {self._config.max_waiting}")
         order = self._scheduler.next_order(request.priority)
@@ -97,8 +103,11 @@ class Engine:
         """Room for `num_tokens` tokens of KV from elsewhere, or None while there is none.
 
         The first `lease.num_cached_tokens` tokens are here already and must not be written. The caller gives the lease to
-        `adopt` or `release`. Raises InvalidRequest when it could never fit.
+        `adopt` or `release`. Raises InvalidRequest when it could never fit, and for an id in use: of a request that runs, or
+        of a lease that is lent out.
         """
+        self._roster.check_new(request_id)
+        self._lent.check_new(request_id)
         if num_tokens < 1:
             raise InvalidRequest("num_tokens", num_tokens, "must be at least 1")
         self._limits.check_fits("num_tokens", num_tokens, num_tokens)
@@ -151,9 +160,12 @@ class Engine:
     def step(self, on_started: OnStarted | None = None) -> StepOutput:
         """Compute once and tell what came of it. `on_started` hears, before the computing, which retaining requests begin."""
         step = self._schedule(on_started)
+        self.pace.begin(sum(share.num_tokens for share in step.shares))
         sampled = self._execute(step)
         self._committer.commit(step.news, step.shares, sampled, self.clock.now())
-        return step.output(self.clock.now())
+        output = step.output(self.clock.now())
+        self.pace.end(output.step_s)
+        return output
 
     @property
     def has_work(self) -> bool:

@@ -8,6 +8,7 @@ Does not know who holds them or for how long: expiry is the holder's business.
 
 from __future__ import annotations
 
+from contracts.errors import InvalidRequest
 from engine.kv.lease import KVLease, LeaseError
 
 
@@ -29,6 +30,11 @@ class LentLeases:
     def leases(self) -> list[KVLease]:
         """All of them."""
         return [*self._reserved, *self._retained]
+
+    def check_new(self, holder: str) -> None:
+        """Raise InvalidRequest if a lease is lent under this id: the two could not be told apart."""
+        if any(lease.holder == holder for lease in self.leases()):
+            raise InvalidRequest("request_id", holder, "must be new; a lease with this id is lent out")
 
     def reserve(self, lease: KVLease) -> None:
         """Lent for KV that will come."""

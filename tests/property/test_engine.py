@@ -99,7 +99,7 @@ class EnginesMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def reserve(self, data):
         retained = data.draw(st.sampled_from(self.retained))
-        lease = self.second.engine.reserve("h", retained.num_computed_tokens, retained.block_hashes)
+        lease = self.second.engine.reserve(retained.request_id, retained.num_computed_tokens, retained.block_hashes)
         if lease is not None:
             self.retained.remove(retained)
             self.reserved.append((retained, lease))
@@ -124,7 +124,7 @@ class EnginesMachine(RuleBasedStateMachine):
         for _ in range(num_steps):
             self.step_both()
         for retained in list(self.retained):
-            lease = self.second.engine.reserve("h", retained.num_computed_tokens, retained.block_hashes)
+            lease = self.second.engine.reserve(retained.request_id, retained.num_computed_tokens, retained.block_hashes)
             if lease is not None:
                 self.retained.remove(retained)
                 self.commit(retained, lease)

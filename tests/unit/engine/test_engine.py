@@ -190,6 +190,25 @@ def test_adopt_refuses_what_does_not_fit_and_leaves_the_lease(make_engine, make_
         engine.release(lease)
 
 
+def test_an_id_in_use_gets_no_room_and_runs_no_second_time(make_engine, make_request):
+    engine = make_engine()
+    engine.admit(make_request("runs"))
+    reserved = engine.reserve("reserved", 6, ())
+    engine.admit(make_request("kept"), retain_kv=True)
+    (retained,) = engine.step().retained
+    free = engine.load().kv_usage
+    for taken in ("runs", "reserved", "kept"):
+        with pytest.raises(InvalidRequest, match="must be new"):
+            engine.reserve(taken, 6, ())
+        with pytest.raises(InvalidRequest, match="must be new"):
+            engine.admit(make_request(taken))
+    assert engine.load().kv_usage == free
+    for lease in (reserved, retained.lease):
+        engine.release(lease)
+        assert engine.reserve(lease.holder, 6, ()) is not None, "the id is free again"
+    engine.check_integrity()
+
+
 def test_a_hit_on_the_decode_side_is_not_the_clients(make_engine, make_request, run):
     engine = make_engine()
     engine.admit(make_request("before", num_prompt=8))
