@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from contracts.clock import Clock
 from contracts.errors import ConfigError, DiptychError, InternalError, UnknownHandoff
+from contracts.prefill import FirstTokens, HandedOff, HandoffFailed, PrefillEvent, Target
 from contracts.request import GenerationRequest, TokenDelta
 from contracts.ticket import (
     AbortRequest,
@@ -30,6 +31,7 @@ from contracts.ticket import (
     ReserveRequest,
     Ticket,
 )
+from contracts.wire import error_info
 from engine.driver import EngineDriver
 from engine.engine import Engine
 from engine.output import Progress, Retained
@@ -38,7 +40,6 @@ from kv_transfer.endings import within
 from kv_transfer.links import Links
 from kv_transfer.peer import HandoffPeer
 from kv_transfer.sender import HandoffFacts, PrefillResult, Sender
-from prefill_service.events import FirstTokens, HandedOff, HandoffFailed, RunEvent, Target
 from prefill_service.peer import PeerSource
 
 
@@ -109,7 +110,7 @@ class PrefillRun:
 
     # What its reader sees
 
-    async def events(self, targets: asyncio.Queue[Target | None]) -> AsyncGenerator[RunEvent, None]:
+    async def events(self, targets: asyncio.Queue[Target | None]) -> AsyncGenerator[PrefillEvent, None]:
         """Run it. `targets` brings another target after each HandoffFailed, or None when none will come.
 
         Raises what the engine refuses it with, and UnknownHandoff when nobody re-targeted it in time. The caller calls
@@ -125,7 +126,7 @@ class PrefillRun:
             try:
                 event = await self._hand_off(retained)
             except DiptychError as error:
-                yield HandoffFailed(self._target.handoff_id, error, self._parts.config.hold_s)
+                yield HandoffFailed(self._target.handoff_id, error_info(error), self._parts.config.hold_s)
                 self._target = await self._next_target(targets)
                 self._sender = None
                 self._begin_handoff()

@@ -13,11 +13,12 @@ from contextlib import aclosing, suppress
 
 import grpc
 
-from contracts import wire, wire_handoff
+from contracts import wire
 from contracts.errors import InvalidRequest
 from contracts.pb.diptych.v1 import prefill_pb2, prefill_pb2_grpc
+from contracts.prefill import Target
+from contracts.wire_prefill import event_to_pb, target_from_pb
 from observability.log import get_logger
-from prefill_service.events import FirstTokens, HandedOff, RunEvent, Target
 from prefill_service.worker import PrefillWorker
 
 log = get_logger(__name__)
@@ -63,31 +64,3 @@ async def _listen(commands: AsyncIterator[prefill_pb2.PrefillCommand], targets: 
         log.warning("unreadable target", reason=error.message)
     finally:
         targets.put_nowait(None)
-
-
-def target_from_pb(message: prefill_pb2.HandoffTarget) -> Target:
-    """Raises InvalidRequest naming a part that is missing."""
-    if not message.handoff_id:
-        raise InvalidRequest("target.handoff_id", "", "must not be empty")
-    if not message.address:
-        raise InvalidRequest("target.address", "", "must be host:port")
-    return Target(message.handoff_id, wire_handoff.worker_ref_from_pb(message.decode), message.address)
-
-
-def event_to_pb(event: RunEvent) -> prefill_pb2.PrefillEvent:
-    """One event as a message."""
-    if isinstance(event, FirstTokens):
-        return prefill_pb2.PrefillEvent(tokens=wire.delta_to_pb(event.delta))
-    if isinstance(event, HandedOff):
-        done = prefill_pb2.HandedOff(
-            handoff_id=event.handoff_id,
-            stats=wire.handoff_stats_to_pb(event.stats),
-            stages=wire.stages_to_pb(event.stages),
-        )
-        return prefill_pb2.PrefillEvent(handed_off=done)
-    failed = prefill_pb2.HandoffFailed(
-        handoff_id=event.handoff_id,
-        error=wire.error_info_to_pb(wire.error_info(event.error)),
-        hold_s=event.hold_s,
-    )
-    return prefill_pb2.PrefillEvent(handoff_failed=failed)

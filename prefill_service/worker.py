@@ -14,6 +14,7 @@ from contextlib import aclosing
 
 from contracts.clock import Clock
 from contracts.errors import InvalidRequest, Unavailable
+from contracts.prefill import PrefillEvent, Target
 from contracts.request import GenerationRequest
 from contracts.worker import WorkerLoad, WorkerState
 from engine.driver import EngineDriver
@@ -21,7 +22,6 @@ from engine.engine import Engine
 from engine.output import Retained, StepOutput
 from kv_transfer.links import Links, Side
 from observability.log import get_logger
-from prefill_service.events import RunEvent, Target
 from prefill_service.peer import PeerSource
 from prefill_service.run import PrefillRun, RunConfig, RunParts
 
@@ -65,7 +65,7 @@ class PrefillWorker:
 
     async def run(
         self, request: GenerationRequest, target: Target, targets: asyncio.Queue[Target | None]
-    ) -> AsyncGenerator[RunEvent, None]:
+    ) -> AsyncGenerator[PrefillEvent, None]:
         """One request from its prompt to its hand-off; close the generator to abort it, at any moment.
 
         `targets` brings another target after each HandoffFailed, or None. Raises InvalidRequest, Overloaded, Unavailable

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 
 from contracts.clock import Clock
 from contracts.errors import DeadlineExceeded, DiptychError, InternalError, Unavailable, WorkerLost
+from contracts.prefill import FirstTokens, HandedOff, HandoffFailed, Target
 from contracts.request import TokenDelta
 from contracts.worker import WorkerInfo, WorkerKind
 from router.choice import Chooser
@@ -32,12 +33,8 @@ from router.legs import (
     DecodeLost,
     DecodeTokens,
     Event,
-    HandedOff,
-    HandoffFailed,
     Inbox,
     PrefillEnded,
-    PrefillTokens,
-    Target,
     TimeUp,
 )
 from router.pools import Claim, Pools
@@ -137,7 +134,7 @@ class HandOver:
         self._inbox: Inbox = asyncio.Queue()
         self._alarms = Alarms(means.clock, self._inbox, means.halt)
         self._leg = means.pools.prefill_leg(prefill.ref, self._inbox)
-        self._target = Target(means.new_id(), decode)
+        self._target = Target(means.new_id(), decode.ref, decode.address)
         self._decode_claim: Claim | None = None
         self._first_came = False
         self._committed = False
@@ -172,7 +169,7 @@ class HandOver:
     def _on(self, event: Event) -> Sequence[TokenDelta]:
         """One event; the deltas that may be passed on because of it."""
         match event:
-            case PrefillTokens(delta):
+            case FirstTokens(delta):
                 return self._on_first(delta)
             case DecodeTokens(delta):
                 return self._on_decode(delta)
@@ -238,7 +235,7 @@ class HandOver:
         raise error or InternalError(f"prefill worker {self._prefill.ref.worker_id} ended the call without an outcome")
 
     def _on_decode_failed(self, error: DiptychError) -> None:
-        self._progress.avoid.add(self._target.decode.ref)
+        self._progress.avoid.add(self._target.decode)
         if self._committed:
             raise error
         if self._decode_error is None:
@@ -251,7 +248,7 @@ class HandOver:
         if event.handoff_id != self._target.handoff_id:
             return
         progress = self._progress
-        progress.avoid.add(self._target.decode.ref)
+        progress.avoid.add(self._target.decode)
         progress.num_handoff_failures += 1
         error = as_exception(event.error)
         if progress.num_handoff_failures > self._means.retry.max_handoff_failures:
@@ -261,7 +258,7 @@ class HandOver:
         if decode is None:
             raise Unavailable(f"no decode worker is ready to take the hand-off: {error.message}")
         self._detach()
-        self._target = Target(self._means.new_id(), decode)
+        self._target = Target(self._means.new_id(), decode.ref, decode.address)
         self._decode_error = None
         self._alarms.cancel_timers()
         self._alarms.set(progress.time_left_s, _deadline())
@@ -269,7 +266,7 @@ class HandOver:
         self._leg.retarget(self._target)
 
     def _attach(self) -> None:
-        ref = self._target.decode.ref
+        ref = self._target.decode
         session = self._means.pools.session(ref)
         self._decode_claim = Claim(self._means.pools, ref, 0)
         session.attach(self._target.handoff_id, self._progress.time_left_s, self._inbox)
@@ -279,7 +276,7 @@ class HandOver:
         claim, self._decode_claim = self._decode_claim, None
         if claim is None:
             return
-        session = self._means.pools.find_session(self._target.decode.ref)
+        session = self._means.pools.find_session(self._target.decode)
         if session is not None:
             session.cancel(self._target.handoff_id)
         claim.release()

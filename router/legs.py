@@ -19,48 +19,17 @@ import grpc
 
 from contracts.errors import DiptychError, InternalError, WorkerLost
 from contracts.pb.diptych.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, types_pb2
-from contracts.request import ErrorInfo, GenerationRequest, TokenDelta
-from contracts.wire import (
-    delta_from_pb,
-    error_info_from_pb,
-    handoff_stats_from_pb,
-    request_to_pb,
-    stages_from_pb,
-)
-from contracts.wire_handoff import worker_ref_to_pb
+from contracts.prefill import PrefillEvent, Target
+from contracts.request import GenerationRequest, TokenDelta
+from contracts.wire import delta_from_pb, request_to_pb
+from contracts.wire_prefill import event_from_pb, target_to_pb
 from contracts.worker import WorkerInfo
 from observability.log import get_logger
-from observability.stages import HandoffStats, StageTimes
 from rpc.channel import wait_connected
 from rpc.errors import from_rpc_error
 
 log = get_logger(__name__)
 _Command = TypeVar("_Command")
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillTokens:
-    """The first token, or the whole answer if it ended at prefill."""
-
-    delta: TokenDelta
-
-
-@dataclass(frozen=True, slots=True)
-class HandedOff:
-    """The decode worker goes on by itself."""
-
-    handoff_id: str
-    stats: HandoffStats
-    stages: StageTimes
-
-
-@dataclass(frozen=True, slots=True)
-class HandoffFailed:
-    """The prefill worker holds the KV for `hold_s` seconds and waits for another target."""
-
-    handoff_id: str
-    error: ErrorInfo
-    hold_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,22 +61,8 @@ class TimeUp:
     error: DiptychError | None
 
 
-Event = PrefillTokens | HandedOff | HandoffFailed | PrefillEnded | DecodeTokens | DecodeLost | TimeUp
+Event = PrefillEvent | PrefillEnded | DecodeTokens | DecodeLost | TimeUp
 Inbox = asyncio.Queue[Event]
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where a prompt's KV shall go."""
-
-    handoff_id: str
-    decode: WorkerInfo
-
-    def as_message(self) -> prefill_pb2.HandoffTarget:
-        """On the wire."""
-        return prefill_pb2.HandoffTarget(
-            handoff_id=self.handoff_id, decode=worker_ref_to_pb(self.decode.ref), address=self.decode.address
-        )
 
 
 class PrefillLeg:
@@ -123,13 +78,13 @@ class PrefillLeg:
 
     def start(self, request: GenerationRequest, target: Target) -> None:
         """Send the prompt. Returns at once; what happens comes as events."""
-        run = prefill_pb2.PrefillRun(request=request_to_pb(request), target=target.as_message())
+        run = prefill_pb2.PrefillRun(request=request_to_pb(request), target=target_to_pb(target))
         self._commands.put_nowait(prefill_pb2.PrefillCommand(run=run))
         self._task = asyncio.ensure_future(self._drive())
 
     def retarget(self, target: Target) -> None:
         """After HandoffFailed: push the KV there instead."""
-        self._commands.put_nowait(prefill_pb2.PrefillCommand(retarget=target.as_message()))
+        self._commands.put_nowait(prefill_pb2.PrefillCommand(retarget=target_to_pb(target)))
 
     def cancel(self) -> None:
         """Abort the request and its hand-off, unless the call is over. No event comes after this."""
@@ -144,7 +99,7 @@ class PrefillLeg:
             await wait_connected(self._channel, self._worker.address, self._connect_timeout_s)
             call = prefill_pb2_grpc.PrefillStub(self._channel).Run(_drain(self._commands))
             async for message in call:
-                self._inbox.put_nowait(_prefill_event(message))
+                self._inbox.put_nowait(event_from_pb(message))
             error = None
         except grpc.aio.AioRpcError as broken:
             error = from_rpc_error(broken, name)
@@ -251,21 +206,6 @@ class DecodeSession:
             log.warning("decode session lost", reason=error.message, carried=len(carried))
         for request_id, inbox in carried.items():
             inbox.put_nowait(DecodeLost(request_id, error))
-
-
-def _prefill_event(message: prefill_pb2.PrefillEvent) -> Event:
-    """Raises DiptychError when a message has no event or an unreadable one."""
-    match message.WhichOneof("event"):
-        case "tokens":
-            return PrefillTokens(delta_from_pb(message.tokens))
-        case "handed_off":
-            done = message.handed_off
-            return HandedOff(done.handoff_id, handoff_stats_from_pb(done.stats), stages_from_pb(done.stages))
-        case "handoff_failed":
-            failed = message.handoff_failed
-            return HandoffFailed(failed.handoff_id, error_info_from_pb(failed.error), failed.hold_s)
-        case _:
-            raise InternalError("prefill worker sent an event that is not known here")
 
 
 async def _drain(commands: asyncio.Queue[_Command | None]) -> AsyncIterator[_Command]:

@@ -10,6 +10,7 @@ import pytest
 
 from contracts.clock import MonotonicClock
 from contracts.errors import InvalidRequest, Unavailable, UnknownHandoff
+from contracts.prefill import FirstTokens, HandedOff, HandoffFailed, Target
 from contracts.request import GenerationRequest
 from contracts.sampling import SamplingParams
 from contracts.ticket import (
@@ -31,7 +32,6 @@ from kv_transfer.connector import ByteRange
 from kv_transfer.links import Side
 from kv_transfer.local import LocalConnector, LocalHub, WriteFault
 from kv_transfer.region import SharedRegion
-from prefill_service.events import FirstTokens, HandedOff, HandoffFailed, Target
 from prefill_service.run import RunConfig
 from prefill_service.worker import PrefillWorker
 

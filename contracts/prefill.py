@@ -1,17 +1,16 @@
-"""What happens to one run on a prefill worker, as values: the servicer makes messages of them.
+"""What a router and a prefill worker say about one run, as values; `contracts.wire_prefill` puts them on the wire.
 
     FirstTokens ──▶ HandedOff
                 └─▶ HandoffFailed ──▶ (a Target comes) ──▶ HandedOff | HandoffFailed …
 
-Does not know gRPC.
+Does not know calls or streams.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from contracts.errors import DiptychError
-from contracts.request import TokenDelta
+from contracts.request import ErrorInfo, TokenDelta
 from contracts.worker import WorkerRef
 from observability.stages import HandoffStats, StageTimes
 
@@ -43,11 +42,11 @@ class HandedOff:
 
 @dataclass(frozen=True, slots=True)
 class HandoffFailed:
-    """The KV is held for `hold_s` seconds, for another target."""
+    """The prefill worker holds the KV for `hold_s` seconds and waits for another target."""
 
     handoff_id: str
-    error: DiptychError
+    error: ErrorInfo
     hold_s: float
 
 
-RunEvent = FirstTokens | HandedOff | HandoffFailed
+PrefillEvent = FirstTokens | HandedOff | HandoffFailed
