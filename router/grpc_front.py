@@ -99,6 +99,7 @@ def ask_from_pb(message: pb.GenerateRequest, card: ModelCard, new_id: Callable[[
         n=message.n if message.HasField("n") else 1,
         fill_context=not message.sampling.HasField("max_tokens"),
         stop=tuple(message.stop),
+        include_stop=message.include_stop,
         skip_special_tokens=message.skip_special_tokens if message.HasField("skip_special_tokens") else True,
         priority=message.priority,
         route=_route_from_pb(message.route),
@@ -120,7 +121,10 @@ def piece_to_pb(request_id: str, piece: Piece) -> pb.GenerateResponse:
     if ending is None:
         return message
     message.finish_reason = finish_to_pb(ending.reason)
-    message.stop_string = ending.stop if isinstance(ending.stop, str) else ""
+    if isinstance(ending.stop, str):
+        message.stop_string = ending.stop
+    elif ending.stop is not None:
+        message.stop_token_id = ending.stop
     if piece.usage is not None:
         message.usage.prompt_tokens = piece.usage.prompt_tokens
         message.usage.completion_tokens = piece.usage.completion_tokens

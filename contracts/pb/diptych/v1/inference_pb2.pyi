@@ -123,6 +123,7 @@ class GenerateRequest(google.protobuf.message.Message):
     ROUTE_FIELD_NUMBER: builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
     N_FIELD_NUMBER: builtins.int
+    INCLUDE_STOP_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The served model's name; empty takes the only one."""
     text: builtins.str
@@ -139,6 +140,8 @@ class GenerateRequest(google.protobuf.message.Message):
     """How many answers to make, 1 to 128; default 1. The prompt is computed once. Answer i has the seed
     (seed + i * 0x4f1bbcdcbfa53e0b) mod 2^63, so answer 0 is the one that n = 1 gives.
     """
+    include_stop: builtins.bool
+    """Keep in the text what ended the answer: the stop string, or the stop token's text if it has one. Default false."""
     @property
     def token_ids(self) -> Global___TokenIds:
         """Token ids."""
@@ -153,7 +156,7 @@ class GenerateRequest(google.protobuf.message.Message):
 
     @property
     def stop(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Strings that end the answer; at most 16. They are not part of it."""
+        """Strings that end the answer; at most 16. They are not part of its text, unless include_stop is set."""
 
     def __init__(
         self,
@@ -169,9 +172,10 @@ class GenerateRequest(google.protobuf.message.Message):
         route: Global___Route.ValueType = ...,
         skip_special_tokens: builtins.bool | None = ...,
         n: builtins.int | None = ...,
+        include_stop: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_n", b"_n", "_skip_special_tokens", b"_skip_special_tokens", "chat", b"chat", "input", b"input", "n", b"n", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "text", b"text", "token_ids", b"token_ids"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_n", b"_n", "_skip_special_tokens", b"_skip_special_tokens", "chat", b"chat", "input", b"input", "model", b"model", "n", b"n", "priority", b"priority", "request_id", b"request_id", "route", b"route", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_n", b"_n", "_skip_special_tokens", b"_skip_special_tokens", "chat", b"chat", "include_stop", b"include_stop", "input", b"input", "model", b"model", "n", b"n", "priority", b"priority", "request_id", b"request_id", "route", b"route", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_n", b"_n"]) -> typing.Literal["n"] | None: ...
     @typing.overload
@@ -225,6 +229,7 @@ class GenerateResponse(google.protobuf.message.Message):
     HANDOFF_FIELD_NUMBER: builtins.int
     ROUTE_FIELD_NUMBER: builtins.int
     INDEX_FIELD_NUMBER: builtins.int
+    STOP_TOKEN_ID_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The request this belongs to."""
     text: builtins.str
@@ -237,6 +242,8 @@ class GenerateResponse(google.protobuf.message.Message):
     """On the answer's last piece: the way it went."""
     index: builtins.int
     """Which of the request's answers this is a piece of: 0 to n - 1. Pieces of different answers come in any order."""
+    stop_token_id: builtins.int
+    """The end-of-sequence or stop token that ended the answer, if one did. On the answer's last piece."""
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """New tokens since the last piece."""
@@ -276,9 +283,11 @@ class GenerateResponse(google.protobuf.message.Message):
         handoff: contracts.pb.diptych.v1.types_pb2.HandoffStats | None = ...,
         route: Global___Route.ValueType = ...,
         index: builtins.int = ...,
+        stop_token_id: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["handoff", b"handoff", "stages", b"stages", "usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["finish_reason", b"finish_reason", "handoff", b"handoff", "index", b"index", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "route", b"route", "stages", b"stages", "stop_string", b"stop_string", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_stop_token_id", b"_stop_token_id", "handoff", b"handoff", "stages", b"stages", "stop_token_id", b"stop_token_id", "usage", b"usage"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_stop_token_id", b"_stop_token_id", "finish_reason", b"finish_reason", "handoff", b"handoff", "index", b"index", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "route", b"route", "stages", b"stages", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_stop_token_id", b"_stop_token_id"]) -> typing.Literal["stop_token_id"] | None: ...
 
 Global___GenerateResponse: typing_extensions.TypeAlias = GenerateResponse
 
