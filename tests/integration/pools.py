@@ -64,6 +64,7 @@ class Setup:
     faults: FaultPlan = no_faults  # of the first prefill worker's local connector
     step_s: float = 0.0
     real: RealModel | None = None  # in place of the fake ones
+    epoch: int = 1  # of all its workers
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ async def pools(setup: Setup | None = None) -> AsyncIterator[Pools]:
 
 async def _decode(setup: Setup, index: int, hub: LocalHub, stack: AsyncExitStack) -> Served:
     engine, connectors, region = _engine(setup, setup.decode_model or setup.model, setup.decode_blocks, (hub, stack))
-    ref = WorkerRef(f"decode-{index}", 1)
+    ref = WorkerRef(f"decode-{index}", setup.epoch)
     layout = setup.real.layout if setup.real else (setup.decode_model or setup.model).layout
     worker = DecodeWorker(_side(ref, layout, engine, (connectors, region, stack)), engine, setup.answers)
     server = RpcServer(ServerConfig(), ())
@@ -171,7 +172,7 @@ async def _decode(setup: Setup, index: int, hub: LocalHub, stack: AsyncExitStack
 async def _prefill(setup: Setup, index: int, hub: LocalHub, stack: AsyncExitStack) -> Served:
     faults = setup.faults if index == 0 else no_faults
     engine, connectors, region = _engine(setup, setup.model, setup.prefill_blocks, (hub, stack), faults)
-    ref = WorkerRef(f"prefill-{index}", 1)
+    ref = WorkerRef(f"prefill-{index}", setup.epoch)
     layout = setup.real.layout if setup.real else setup.model.layout
     side = _side(ref, layout, engine, (connectors, region, stack))
     worker = PrefillWorker(side, engine, PeerPool(engine.clock), setup.run)
