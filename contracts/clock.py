@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
 import time
 from typing import Protocol
 
@@ -38,7 +39,7 @@ class MonotonicClock:
 
 
 class VirtualClock:
-    """A clock that moves only when `advance` is called; sleepers wake in order of their deadlines."""
+    """A clock that moves only when `advance` or `skip` is called; sleepers wake in order of their deadlines."""
 
     def __init__(self, start_s: float = 0.0) -> None:
         self._now = start_s
@@ -57,6 +58,25 @@ class VirtualClock:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._sleepers, (self._now + delay_s, next(self._order), future))
         await future
+
+    def skip(self, limit_s: float = math.inf) -> bool:
+        """Move on to the next sleeper's instant, at most by `limit_s`, and wake one that is due; False when nobody sleeps.
+
+        For an event loop that calls it whenever nothing else is left to do: then no time is real. See `advance` for the rest.
+        """
+        while self._sleepers and self._sleepers[0][2].done():  # cancelled meanwhile
+            heapq.heappop(self._sleepers)
+        if not self._sleepers:
+            self._now += limit_s if math.isfinite(limit_s) else 0.0
+            return False
+        until = self._now + limit_s
+        if self._sleepers[0][0] > until:
+            self._now = until
+            return True
+        when, _, future = heapq.heappop(self._sleepers)
+        self._now = max(self._now, when)
+        future.set_result(None)
+        return True
 
     async def advance(self, delta_s: float) -> None:
         """Move time on by `delta_s`, waking sleepers at their own instants and letting each run before the next."""

@@ -20,6 +20,7 @@ from decode_service.outputs import AnswerBook, OutputConfig
 from decode_service.pool import EnginePool, HandoffListener
 from engine.driver import EngineDriver
 from engine.engine import Engine, KVLease
+from engine.loop import EngineLoop, LoopFactory
 from kv_transfer.config import ReceiverConfig
 from kv_transfer.endings import report
 from kv_transfer.links import Side
@@ -44,12 +45,12 @@ class AnswerConfig:
 class DecodeWorker:
     """See the module's docstring. Used from one event loop. `on_mismatch`, if set, hears of each hand-off with wrong bytes."""
 
-    def __init__(self, side: Side, engine: Engine, config: AnswerConfig) -> None:
-        """`side` says who this is and has the engine's KV memory and clock."""
+    def __init__(self, side: Side, engine: Engine, config: AnswerConfig, loop: LoopFactory = EngineLoop) -> None:
+        """`side` says who this is and has the engine's KV memory and clock. `loop` makes what steps the engine: a thread."""
         self.ref = ref = side.ref
         self._clock: Clock = engine.clock
         self._config = config
-        self.driver = EngineDriver(engine, lambda output: self._book.deliver(output.deltas))
+        self.driver = EngineDriver(engine, lambda output: self._book.deliver(output.deltas), loop=loop)
         self._book = AnswerBook(self._abort, self._clock, config.outputs)
         self.desk = AnswerDesk(ref.worker_id, self.driver, self._book, config.session_batches)
         self._sweeping: asyncio.Task[None] | None = None

@@ -1,4 +1,4 @@
-"""An engine and its thread as an asyncio service sees them: news arrive on the event loop, death is a future, load is at hand.
+"""An engine and its loop as an asyncio service sees them: news arrive on the event loop, death is a future, load is at hand.
 
     engine thread: on_started, StepOutput ──call_soon_threadsafe──▶ the service's callbacks, in the same order
                    exception              ──────────────────────▶ `fatal`
@@ -15,14 +15,17 @@ from typing import TypeVar
 
 from contracts.worker import WorkerLoad, WorkerState
 from engine.engine import Engine
-from engine.loop import EngineLoop
+from engine.loop import EngineLoop, LoopFactory
 from engine.output import StepOutput
 
 T = TypeVar("T")
+STEP_LIMIT_S = 3.0  # what any step or command may take before it is a stall, or
+STEP_LIMIT_TIMES = 3.0  # this many times what a step of its size should take on this machine, if that is more
+STARVED_LIMIT_S = 60.0  # longer than any hand-off may hold blocks that all work waits for (docs/adr/0003)
 
 
 class EngineDriver:
-    """Owns the engine's thread. Made and used in one running event loop.
+    """Owns the engine's loop, which `loop` makes: a thread unless told otherwise. Made and used in one running event loop.
 
     `on_step`, if set before the start, is called in the engine's thread after every step that made progress.
     """
@@ -32,6 +35,7 @@ class EngineDriver:
         engine: Engine,
         on_output: Callable[[StepOutput], None],
         on_started: Callable[[tuple[str, ...]], None] | None = None,
+        loop: LoopFactory = EngineLoop,
     ) -> None:
         self._engine = engine
         self._clock = engine.clock
@@ -40,10 +44,9 @@ class EngineDriver:
         self._on_started = on_started
         self.on_step: Callable[[StepOutput], None] | None = None
         self._load = WorkerLoad()
-        self._slowest_step_s = 0.0
         self._started = False
         self._fatal: asyncio.Future[BaseException] = self._event_loop.create_future()
-        self._loop = EngineLoop(
+        self._loop = loop(
             engine, self._hear_output, self._hear_fatal, None if on_started is None else self._hear_started
         )
 
@@ -58,14 +61,14 @@ class EngineDriver:
         return self._loop.progress.num_steps
 
     def start(self) -> None:
-        """Start the thread; once."""
+        """Start the loop; once."""
         self._started = True
         self._loop.start()
 
     async def stop(self) -> None:
-        """Let the running step finish and end the thread; callers that wait get Unavailable. Idempotent."""
+        """Let the running step finish and end the loop; callers that wait get Unavailable. Idempotent."""
         if self._started:
-            await asyncio.to_thread(self._loop.stop)
+            await self._loop.aclose()
 
     def post(self, fn: Callable[[Engine], object]) -> None:
         """See EngineLoop.post."""
@@ -81,11 +84,17 @@ class EngineDriver:
         return replace(self._load, state=state)
 
     def stalled_s(self) -> float:
-        """For how long the engine has been inside one step or command beyond what is usual here; 0 while it waits for work.
+        """For how long there has been work without any progress, once that is too long; 0 before, and while it moves or idles.
 
-        Usual is three times the slowest step so far: a long prompt on a slow machine is no stall.
+        Too long is more than STEP_LIMIT_S inside one step or command, unless a step of this size should take a third of that
+        or more here (`engine.pace`), and more than STARVED_LIMIT_S in which all work waits for blocks held outside. From any
+        thread.
         """
-        return max(0.0, self._loop.progress.stalled_s(self._clock.now()) - 3 * self._slowest_step_s)
+        now_s, progress = self._clock.now(), self._loop.progress
+        inside_s, starved_s = progress.stalled_s(now_s), progress.starved_s(now_s)
+        if inside_s > max(STEP_LIMIT_S, STEP_LIMIT_TIMES * self._engine.pace.expected_s()):
+            return inside_s
+        return starved_s if starved_s > STARVED_LIMIT_S else 0.0
 
     def die(self, error: BaseException) -> None:
         """A fault of ours outside the engine's thread: `fatal` resolves with the first."""
@@ -97,7 +106,6 @@ class EngineDriver:
 
     def _hear_output(self, output: StepOutput) -> None:
         self._note_load(self._engine)
-        self._slowest_step_s = max(self._slowest_step_s, output.step_s)
         if self.on_step is not None:
             self.on_step(output)
         if output.deltas or output.progress or output.retained:

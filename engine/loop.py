@@ -16,9 +16,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-from contracts.errors import Unavailable
+from engine.commands import Call, Command, Post
 from engine.engine import Engine, OnStarted, StepOutput
 
 T = TypeVar("T")
@@ -26,15 +26,52 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class LoopProgress:
-    """Evidence of life. `last_progress_s` is the instant of the engine's clock at which the loop last finished something."""
+    """Evidence of life. `last_progress_s` is the instant of the engine's clock at which the loop last finished something,
+    `starved_since_s` that at which the work that is here first found nothing of it could run; None when some can.
+    """
 
     num_steps: int
     last_progress_s: float
     busy: bool  # inside commands or a step, not asleep
+    starved_since_s: float | None = None
 
     def stalled_s(self, now_s: float) -> float:
         """For how long the loop has been inside one step or command; 0 while it sleeps because nothing can be done."""
         return now_s - self.last_progress_s if self.busy else 0.0
+
+    def starved_s(self, now_s: float) -> float:
+        """For how long all work that is here has waited for blocks held outside; 0 when some can run or there is none."""
+        return now_s - self.starved_since_s if self.starved_since_s is not None else 0.0
+
+
+class StepLoop(Protocol):
+    """Whatever steps an engine: the thread below, or `engine.inline.InlineLoop`. Made by a LoopFactory, started once."""
+
+    @property
+    def progress(self) -> LoopProgress:
+        """Evidence of life."""
+        ...
+
+    def start(self) -> None:
+        """Begin to step; once."""
+        ...
+
+    async def aclose(self) -> None:
+        """Let the running step finish, then run nothing more. Callers that wait get Unavailable. Idempotent."""
+        ...
+
+    def post(self, fn: Callable[[Engine], object]) -> None:
+        """Run `fn` between two steps. If it raises, that is fatal. After the loop's end it is dropped."""
+        ...
+
+    async def call(self, fn: Callable[[Engine], T], undo: Callable[[Engine, T], object] | None = None) -> T:
+        """The result of `fn`, run between two steps. `undo` gets it when the caller was cancelled after `fn` ran."""
+        ...
+
+
+LoopFactory = Callable[
+    [Engine, Callable[[StepOutput], None], Callable[[BaseException], None], OnStarted | None], StepLoop
+]
 
 
 class EngineLoop:
@@ -55,10 +92,11 @@ class EngineLoop:
         self._on_fatal = on_fatal
         self._on_started = on_started
         self._changed = threading.Condition()
-        self._commands: deque[_Command] = deque()
+        self._commands: deque[Command] = deque()
         self._stopping = False
         self._ended = False
         self._runnable = False
+        self._starved_since_s: float | None = None
         self._progress = LoopProgress(0, engine.clock.now(), busy=False)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -80,9 +118,13 @@ class EngineLoop:
             self._thread.join()
         self._end()
 
+    async def aclose(self) -> None:
+        """`stop`, without keeping the event loop waiting."""
+        await asyncio.to_thread(self.stop)
+
     def post(self, fn: Callable[[Engine], object]) -> None:
         """Run `fn` in the engine thread, from any thread. If it raises, that is fatal. After the loop's end it is dropped."""
-        self._submit(_Post(fn))
+        self._submit(Post(fn))
 
     async def call(self, fn: Callable[[Engine], T], undo: Callable[[Engine, T], object] | None = None) -> T:
         """The result of `fn`, run in the engine thread; what it raises is raised here. Unavailable once the loop has ended.
@@ -95,11 +137,11 @@ class EngineLoop:
             if undo is not None:
                 self.post(lambda engine: undo(engine, result))
 
-        call = _Call(fn, abandon, asyncio.get_running_loop())
+        call = Call(fn, abandon, asyncio.get_running_loop())
         self._submit(call)
         return await call.result()
 
-    def _submit(self, command: _Command) -> None:
+    def _submit(self, command: Command) -> None:
         with self._changed:
             if not (self._ended or self._stopping):
                 self._commands.append(command)
@@ -142,9 +184,13 @@ class EngineLoop:
 
     def _step(self) -> None:
         if not self._engine.has_work:
-            self._runnable = False
+            self._runnable, self._starved_since_s = False, None
             return
         output = self._engine.step(self._on_started)
+        if output.made_progress:
+            self._starved_since_s = None
+        elif self._starved_since_s is None:
+            self._starved_since_s = self._engine.clock.now()
         self._note(busy=True, num_steps=1)
         self._runnable = output.made_progress and self._engine.has_work
         if output.made_progress:
@@ -153,7 +199,8 @@ class EngineLoop:
             self._engine.check_integrity()
 
     def _note(self, *, busy: bool, num_steps: int = 0) -> None:
-        self._progress = LoopProgress(self._progress.num_steps + num_steps, self._engine.clock.now(), busy)
+        num_steps += self._progress.num_steps
+        self._progress = LoopProgress(num_steps, self._engine.clock.now(), busy, self._starved_since_s)
 
     def _end(self) -> None:
         with self._changed:
@@ -162,72 +209,3 @@ class EngineLoop:
             self._note(busy=False)
         for command in commands:
             command.cancel()
-
-
-class _Command(Protocol):
-    def run(self, engine: Engine) -> None:
-        """In the engine thread."""
-        ...
-
-    def cancel(self) -> None:
-        """Instead of `run`, in any thread: the loop has ended."""
-        ...
-
-
-class _Post:
-    """A command that nobody waits for."""
-
-    def __init__(self, fn: Callable[[Engine], object]) -> None:
-        self._fn = fn
-
-    def run(self, engine: Engine) -> None:
-        self._fn(engine)
-
-    def cancel(self) -> None:
-        """Nothing to do: the engine is gone, and with it all that the command could have changed."""
-
-
-class _Call(Generic[T]):
-    """A command whose caller waits in an event loop. Its result has exactly one owner: the caller, or `abandon`."""
-
-    def __init__(
-        self, fn: Callable[[Engine], T], abandon: Callable[[T], None], event_loop: asyncio.AbstractEventLoop
-    ) -> None:
-        self._fn = fn
-        self._abandon = abandon
-        self._event_loop = event_loop
-        self._future: asyncio.Future[T] = event_loop.create_future()
-
-    async def result(self) -> T:
-        try:
-            return await self._future
-        except asyncio.CancelledError:
-            # The result may have arrived while the caller was cancelled before its next turn.
-            if not self._future.cancelled() and self._future.exception() is None:
-                self._abandon(self._future.result())
-            raise
-
-    def run(self, engine: Engine) -> None:
-        if self._future.cancelled():
-            return
-        try:
-            result = self._fn(engine)
-        except Exception as error:  # noqa: BLE001 - it is the caller's, who gets it whole
-            self._event_loop.call_soon_threadsafe(self._fail, error)
-        else:
-            self._event_loop.call_soon_threadsafe(self._deliver, result)
-
-    def cancel(self) -> None:
-        self._event_loop.call_soon_threadsafe(self._fail, Unavailable("the engine has stopped"))
-
-    def _deliver(self, result: T) -> None:
-        if self._future.cancelled():
-            self._abandon(result)
-        else:
-            self._future.set_result(result)
-
-    def _fail(self, error: Exception) -> None:
-        if not self._future.cancelled():
-            self._future.set_exception(error)
-        elif not isinstance(error, Unavailable):
-            self._event_loop.call_exception_handler({"message": "a cancelled engine call failed", "exception": error})

@@ -32,7 +32,7 @@ from contracts.ticket import (
 )
 from contracts.worker import WorkerRef
 from kv_transfer.peer import HandoffPeer
-from rpc.channel import ChannelConfig, open_channel
+from rpc.channel import ChannelOpener, open_channel
 from rpc.errors import from_rpc_error
 
 T = TypeVar("T")
@@ -51,12 +51,12 @@ class PeerSource(Protocol):
 
 
 class GrpcPeer:
-    """One life of one decode worker. Owns its channel."""
+    """One life of one decode worker. Owns its channel, which `opener` makes."""
 
-    def __init__(self, decode: WorkerRef, address: str, channel_config: ChannelConfig | None = None) -> None:
+    def __init__(self, decode: WorkerRef, address: str, opener: ChannelOpener = open_channel) -> None:
         self.decode = decode
         self._name = f"decode worker {decode.worker_id}"
-        self._channel = open_channel(address, channel_config)
+        self._channel = opener(address, None)
         self._stub = handoff_pb2_grpc.HandoffStub(self._channel)
 
     async def connect(self, request: ConnectRequest) -> ConnectResponse:

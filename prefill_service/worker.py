@@ -19,6 +19,7 @@ from contracts.request import GenerationRequest
 from contracts.worker import WorkerLoad, WorkerState
 from engine.driver import EngineDriver
 from engine.engine import Engine
+from engine.loop import EngineLoop, LoopFactory
 from engine.output import Retained, StepOutput
 from kv_transfer.links import Links, Side
 from observability.log import get_logger
@@ -31,11 +32,13 @@ log = get_logger(__name__)
 class PrefillWorker:
     """See the module's docstring. Used from one event loop."""
 
-    def __init__(self, side: Side, engine: Engine, peers: PeerSource, config: RunConfig) -> None:
-        """`side` says who this is and has the engine's KV memory and clock."""
+    def __init__(
+        self, side: Side, engine: Engine, peers: PeerSource, config: RunConfig, loop: LoopFactory = EngineLoop
+    ) -> None:
+        """`side` says who this is and has the engine's KV memory and clock. `loop` makes what steps the engine: a thread."""
         self.ref = side.ref
         self._clock: Clock = engine.clock
-        self.driver = EngineDriver(engine, self._on_output, self._on_started)
+        self.driver = EngineDriver(engine, self._on_output, self._on_started, loop)
         self._peers = peers
         self._links = Links(side, config.sender.call_timeout_s)
         self._parts = RunParts(self.driver, self._links, peers, self._clock, config)

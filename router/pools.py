@@ -20,7 +20,7 @@ from observability.log import get_logger
 from router.legs import DecodeSession, Inbox, PrefillLeg
 from router.policies import Candidate
 from router.registry import Change, ChangeKind, Registry
-from rpc.channel import ChannelConfig, open_channel
+from rpc.channel import ChannelConfig, ChannelOpener, open_channel
 
 log = get_logger(__name__)
 
@@ -64,9 +64,11 @@ class Claim:
 class Pools:
     """Owns the channels and sessions to all workers of the registry; `close` gives them back."""
 
-    def __init__(self, registry: Registry, config: ChannelConfig) -> None:
+    def __init__(self, registry: Registry, config: ChannelConfig, opener: ChannelOpener = open_channel) -> None:
+        """`opener` makes the channel to each worker."""
         self._registry = registry
         self._config = config
+        self._opener = opener
         self._peers: dict[WorkerRef, _Peer] = {}
         self._closing: set[asyncio.Task[None]] = set()
         registry.subscribe(self._on_change)
@@ -138,7 +140,7 @@ class Pools:
                     self.burden(ref, 0, 0)
 
     def _add(self, info: WorkerInfo) -> None:
-        channel = open_channel(info.address, self._config)
+        channel = self._opener(info.address, self._config)
         channel.get_state(try_to_connect=True)
         session = DecodeSession(info, channel, self._config.connect_timeout_s, self._on_session_lost)
         self._peers[info.ref] = _Peer(info, channel, session)

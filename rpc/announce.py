@@ -1,6 +1,7 @@
 """How a worker makes itself known: one sign of life per interval to a router's embedded registry, and a farewell.
 
     silent ──ok──▶ known ──failure──▶ unheard (back-off, logged once) ──ok──▶ known (logged once) … ──leave──▶ gone
+                     └─ soon(): the next word now, because it says something else than the last
 
 A router that is away, restarts or forgets costs nothing here: the worker goes on and announces itself again. Refusals are
 failures like any other. Does not know what load means or where it comes from.
@@ -8,6 +9,7 @@ failures like any other. Does not know what load means or where it comes from.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,7 +22,7 @@ from contracts.errors import DiptychError
 from contracts.pb.diptych.v1 import registry_pb2, registry_pb2_grpc
 from contracts.worker import WorkerInfo, WorkerLoad, WorkerRef
 from observability.log import get_logger
-from rpc.channel import ChannelConfig, open_channel
+from rpc.channel import ChannelOpener, open_channel
 from rpc.errors import from_rpc_error
 
 log = get_logger(__name__)
@@ -44,12 +46,12 @@ class RegistryClient(Protocol):
 
 
 class GrpcRegistryClient:
-    """The registry embedded in the router at `address` (host:port). Owns one channel."""
+    """The registry embedded in the router at `address` (host:port). Owns one channel, which `opener` makes."""
 
-    def __init__(self, address: str, timeout_s: float = 2.0, channel_config: ChannelConfig | None = None) -> None:
+    def __init__(self, address: str, timeout_s: float = 2.0, opener: ChannelOpener = open_channel) -> None:
         self._address = address
         self._timeout_s = timeout_s
-        self._channel = open_channel(address, channel_config)
+        self._channel = opener(address, None)
         self._stub = registry_pb2_grpc.RegistryStub(self._channel)
 
     async def announce(self, info: WorkerInfo, load: WorkerLoad) -> float:
@@ -102,6 +104,7 @@ class Announcer:
         self._clock = clock
         self._config = config if config is not None else AnnounceConfig()
         self._problem: str | None = ""  # what the last word met: "" nothing said yet, None it was heard
+        self._soon = asyncio.Event()
 
     async def run(self) -> None:
         """Announce until cancelled."""
@@ -109,10 +112,14 @@ class Announcer:
         while True:
             if await self.announce_once():
                 backoff_s = self._config.min_backoff_s
-                await self._clock.sleep(self._config.interval_s)
+                await self._pause(self._config.interval_s)
             else:
-                await self._clock.sleep(backoff_s)
+                await self._pause(backoff_s)
                 backoff_s = min(2 * backoff_s, self._config.max_backoff_s)
+
+    def soon(self) -> None:
+        """Say the next word now: the state has changed."""
+        self._soon.set()
 
     async def announce_once(self) -> bool:
         """One sign of life; whether it was heard. Logs when that, or the kind of its refusal, changes."""
@@ -128,6 +135,16 @@ class Announcer:
                 log.info("announced", worker=self._info.ref.worker_id, epoch=self._info.ref.epoch, ttl_s=ttl_s)
         self._problem = problem
         return problem is None
+
+    async def _pause(self, delay_s: float) -> None:
+        """Until `delay_s` have passed or the next word is wanted `soon`, also if that was said while the last was on its way."""
+        waits = (asyncio.ensure_future(self._clock.sleep(delay_s)), asyncio.ensure_future(self._soon.wait()))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        self._soon.clear()
 
     async def leave(self) -> None:
         """Say farewell, best effort: an unheard farewell only means that the registry waits for its ttl."""

@@ -7,6 +7,7 @@ talk to workers on a trusted network. Does not know services.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import grpc
@@ -49,6 +50,11 @@ def open_channel(address: str, config: ChannelConfig | None = None) -> grpc.aio.
     """A channel to host:port. It connects with its first call; the caller closes it."""
     config = config if config is not None else ChannelConfig()
     return grpc.aio.insecure_channel(address, options=config.options)
+
+
+ChannelOpener = Callable[
+    [str, ChannelConfig | None], grpc.aio.Channel
+]  # `open_channel`, or another way to reach host:port
 
 
 async def wait_connected(channel: grpc.aio.Channel, address: str, timeout_s: float) -> None:

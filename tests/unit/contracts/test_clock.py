@@ -2,7 +2,7 @@
 
 import asyncio
 
-from contracts.clock import MonotonicClock, VirtualClock
+from contracts.clock import MonotonicClock, VirtualClock, settle
 
 
 async def test_sleepers_wake_in_order_at_their_own_instants():
@@ -53,3 +53,27 @@ async def test_zero_sleep_yields_on_both_clocks():
     before = clock.now()
     await clock.sleep(0)
     assert clock.now() >= before
+
+
+async def test_skipping_goes_from_sleeper_to_sleeper():
+    clock, woken = VirtualClock(), []
+
+    async def sleeper(delay):
+        await clock.sleep(delay)
+        woken.append(clock.now())
+
+    tasks = [asyncio.create_task(sleeper(delay)) for delay in (1.0, 2.0, 3.0)]
+    await settle()
+    tasks[1].cancel()
+    assert clock.skip()
+    await settle()
+    assert (woken, clock.now()) == ([1.0], 1.0)
+    assert clock.skip(0.5)
+    assert (woken, clock.now()) == ([1.0], 1.5)
+    assert clock.skip(1.5)
+    await settle()
+    assert woken == [1.0, 3.0]
+    assert not clock.skip()
+    assert clock.now() == 3.0
+    assert not clock.skip(1.0)
+    assert clock.now() == 4.0
