@@ -6,6 +6,7 @@
     ├── Overloaded                    RESOURCE_EXHAUSTED    later
     ├── Unavailable                   UNAVAILABLE           yes
     │   └── WorkerLost                UNAVAILABLE           yes
+    ├── Draining                      UNAVAILABLE           yes     no failure: a worker that is about to stop says so
     ├── DeadlineExceeded              DEADLINE_EXCEEDED     no
     ├── RequestCancelled              CANCELLED             no
     ├── HandoffError                  FAILED_PRECONDITION
@@ -95,6 +96,16 @@ class Unavailable(DiptychError):
 
 class WorkerLost(Unavailable):
     """A worker went away while it had the request."""
+
+
+class Draining(DiptychError):
+    """This worker is about to stop and does not take the request, or gives it up in good order: it goes on elsewhere.
+
+    No Unavailable: asking the same worker again cannot help.
+    """
+
+    code = ErrorCode.UNAVAILABLE
+    retryable = True
 
 
 class DeadlineExceeded(DiptychError):

@@ -87,11 +87,12 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class ErrorInfo:
-    """An error as a value, for streams that carry many requests."""
+    """An error as a value, for streams that carry many requests. `draining`: it is a `Draining`, which is no failure."""
 
     code: ErrorCode
     message: str
     retryable: bool
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)

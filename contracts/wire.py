@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from contracts.errors import DiptychError, ErrorCode, InternalError, InvalidRequest
+from contracts.errors import DiptychError, Draining, ErrorCode, InternalError, InvalidRequest
 from contracts.pb.diptych.v1 import types_pb2 as pb
 from contracts.request import ErrorInfo, FinishReason, GenerationRequest, TokenDelta, TokenLogprob
 from contracts.sampling import SamplingParams
@@ -131,12 +131,12 @@ def finish_from_pb(value: pb.FinishReason.ValueType) -> FinishReason | None:
 
 def error_info(error: DiptychError) -> ErrorInfo:
     """An exception as a value."""
-    return ErrorInfo(error.code, error.message, error.retryable)
+    return ErrorInfo(error.code, error.message, error.retryable, isinstance(error, Draining))
 
 
 def error_info_to_pb(error: ErrorInfo) -> pb.Error:
     """For streams that carry many requests."""
-    return pb.Error(code=error.code.value, message=error.message, retryable=error.retryable)
+    return pb.Error(code=error.code.value, message=error.message, retryable=error.retryable, draining=error.draining)
 
 
 def error_info_from_pb(message: pb.Error) -> ErrorInfo:
@@ -145,7 +145,7 @@ def error_info_from_pb(message: pb.Error) -> ErrorInfo:
         code = ErrorCode(message.code)
     except ValueError as unknown:
         raise InternalError(f"error.code: got {message.code!r}, not one of ours") from unknown
-    return ErrorInfo(code, message.message, message.retryable)
+    return ErrorInfo(code, message.message, message.retryable, message.draining)
 
 
 def stages_to_pb(stages: StageTimes) -> pb.StageTimes:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from contracts import wire, wire_handoff
-from contracts.errors import ErrorCode, InternalError, InvalidRequest
+from contracts.errors import Draining, ErrorCode, InternalError, InvalidRequest, Unavailable
 from contracts.kv_layout import KVLayout
 from contracts.pb.diptych.v1 import handoff_pb2, registry_pb2, types_pb2
 from contracts.request import ErrorInfo, FinishReason, GenerationRequest, TokenDelta, TokenLogprob
@@ -152,6 +152,13 @@ def test_missing_and_impossible_parts_are_named(read, field):
     with pytest.raises(InvalidRequest) as caught:
         read()
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("kind", [Draining, Unavailable])
+def test_that_a_worker_drains_is_told_apart_from_its_being_unavailable(kind):
+    info = wire.error_info(kind("goes on elsewhere"))
+    assert wire.error_info_from_pb(wire.error_info_to_pb(info)) == info
+    assert info == ErrorInfo(ErrorCode.UNAVAILABLE, "goes on elsewhere", True, draining=kind is Draining)
 
 
 def test_an_unknown_error_code_is_said_aloud():

@@ -235,8 +235,14 @@ class LeaveResponse(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    NUM_OTHERS_FIELD_NUMBER: builtins.int
+    num_others: builtins.int
+    """Workers of the same pool that take work still: whether what the leaving worker has can go on elsewhere."""
     def __init__(
         self,
+        *,
+        num_others: builtins.int = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_others", b"num_others"]) -> None: ...
 
 Global___LeaveResponse: typing_extensions.TypeAlias = LeaveResponse

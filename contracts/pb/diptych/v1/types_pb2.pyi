@@ -335,20 +335,24 @@ class Error(google.protobuf.message.Message):
     CODE_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
     RETRYABLE_FIELD_NUMBER: builtins.int
+    DRAINING_FIELD_NUMBER: builtins.int
     code: builtins.str
     """gRPC's canonical name of the code, such as "UNAVAILABLE"."""
     message: builtins.str
     """What happened, in words."""
     retryable: builtins.bool
     """Whether another worker may succeed."""
+    draining: builtins.bool
+    """Whether this is no failure: the worker is about to stop, and the request goes on elsewhere at once."""
     def __init__(
         self,
         *,
         code: builtins.str = ...,
         message: builtins.str = ...,
         retryable: builtins.bool = ...,
+        draining: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["code", b"code", "message", b"message", "retryable", b"retryable"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["code", b"code", "draining", b"draining", "message", b"message", "retryable", b"retryable"]) -> None: ...
 
 Global___Error: typing_extensions.TypeAlias = Error
 
