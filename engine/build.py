@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from contracts.errors import ConfigError
 from contracts.kv_layout import KVLayout
 from engine.execution.config import prefer_huge_pages
+from engine.pace import Pace
 
 if TYPE_CHECKING:
     from engine.execution.torch_runner import TorchRunner
@@ -90,9 +91,10 @@ def load(config: ModelRuntimeConfig) -> LoadedModel:
 
 
 class LoadedModel:
-    """Weights in memory, not yet bound to KV memory."""
+    """Weights in memory, not yet bound to KV memory. `pace` knows what the steps of warm-up took."""
 
     def __init__(self, config: ModelRuntimeConfig, model: Decoder) -> None:
+        self.pace = Pace()
         self._config = config
         self._model = model
         self._max_model_len = config.max_model_len or model.config.context_len
@@ -167,7 +169,7 @@ class LoadedModel:
         if capacity < self._max_model_len:
             _log.warning("context cut from %d to %d tokens: the KV pool holds no more", self._max_model_len, capacity)
         runner = TorchRunner(self._model, self._layout, buffer, num_blocks, min(self._max_model_len, capacity))
-        warm_up(runner, self._config.max_num_seqs)
+        warm_up(runner, self._config.max_num_seqs, self.pace)
         return runner
 
     def _profile_bytes(self) -> int:

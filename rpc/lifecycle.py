@@ -1,7 +1,7 @@
 """One life of a served worker: from a loaded model to exit, the same for both pools.
 
     run ──▶ started, announced ──signal──▶ left, draining (refuses new work, finishes what it has, bounded) ──▶ stopped
-                  │  └─ stalled > stall_limit_s with work: NOT_SERVING, announced as such, until it moves
+                  │  └─ stalled with work: NOT_SERVING, announced as such at once, until it moves
                   └─ worker.fatal ──▶ NOT_SERVING, calls cancelled, FatalError
 
 Does not know what the worker does.
@@ -38,7 +38,7 @@ class ServedWorker(Protocol):
         ...
 
     def stalled_s(self) -> float:
-        """For how long it has had work without any progress; 0 when idle or moving."""
+        """For how long it has had work without any progress, once that is too long for its work; 0 until then."""
         ...
 
     async def drain(self) -> None:
@@ -52,18 +52,17 @@ class ServedWorker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LifecycleConfig:
-    """Seconds."""
+    """Seconds. A stall is known `stall_check_s` after it is one, at most."""
 
     drain_limit_s: float = 120.0
-    stall_limit_s: float = 5.0
-    stall_check_s: float = 0.5
+    stall_check_s: float = 0.25
     grace_s: float = 2.0
 
 
-def honest_load(worker: ServedWorker, config: LifecycleConfig) -> WorkerLoad:
+def honest_load(worker: ServedWorker) -> WorkerLoad:
     """The worker's load as a registry should hear it: a ready worker that does not move is called stalled."""
     load = worker.load()
-    stalled = load.state is WorkerState.READY and worker.stalled_s() > config.stall_limit_s
+    stalled = load.state is WorkerState.READY and worker.stalled_s() > 0
     return replace(load, state=WorkerState.STALLED) if stalled else load
 
 
@@ -147,13 +146,18 @@ class Lifecycle:
             await self.check_progress()
 
     async def check_progress(self) -> None:
-        """Make health say whether the worker moves."""
+        """Make health and registries say whether the worker moves, as soon as that changes."""
         stalled_s = self._worker.stalled_s()
-        healthy = stalled_s <= self._config.stall_limit_s
-        if not healthy and self._server.serving:
+        healthy = stalled_s == 0
+        if self._draining or healthy == self._server.serving:
+            return
+        if healthy:
+            log.info("it moves again; health says SERVING")
+        else:
             log.error("no progress although there is work; health says NOT_SERVING", stalled_s=stalled_s)
-        if not self._draining:
-            await self._server.set_serving(healthy)
+        await self._server.set_serving(healthy)
+        for announcer in self._announcers:
+            announcer.soon()
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

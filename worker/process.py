@@ -24,6 +24,7 @@ from engine.engine import Engine
 from engine.execution.interface import ModelRunner
 from engine.execution.memory import memory_turn
 from engine.output import StepOutput
+from engine.pace import Pace
 from kv_transfer.choose import make_connectors
 from kv_transfer.connector import Connector
 from kv_transfer.digests import ThreadDigester
@@ -73,10 +74,11 @@ class Door(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Computer:
-    """A warm model on its KV memory."""
+    """A warm model on its KV memory; `pace` knows what its warm-up took."""
 
     runner: ModelRunner
     region: SharedRegion
+    pace: Pace
 
 
 def build(config: WorkerConfig) -> Computer:
@@ -86,7 +88,7 @@ def build(config: WorkerConfig) -> Computer:
         num_blocks = loaded.num_blocks_for(config.kv_memory_bytes)
         region = SharedRegion(num_blocks * loaded.layout.block_bytes)
         region.populate()  # else the first request on each block pays for it, twenty times slower than a copy
-    return Computer(loaded.runner(region.buffer, num_blocks), region)
+    return Computer(loaded.runner(region.buffer, num_blocks), region, loaded.pace)
 
 
 async def serve(config: WorkerConfig, door: Door) -> None:
@@ -104,7 +106,7 @@ async def serve(config: WorkerConfig, door: Door) -> None:
         ref = WorkerRef(config.worker_id, new_epoch())
         side = _side(config, computer, (ref, clock), stack)
         metrics = WorkerMetrics()
-        engine = Engine(computer.runner, EngineConfig(config.scheduler), clock)
+        engine = Engine(computer.runner, EngineConfig(config.scheduler), clock, computer.pace)
         worker = door.open(side, engine, server.grpc_server, metrics)
         stack.push_async_callback(worker.stop)
         _serve_metrics(config, worker, metrics, stack)
@@ -141,9 +143,7 @@ def _info(config: WorkerConfig, kind: WorkerKind, server: RpcServer, side: Side,
 
 def _announcers(config: WorkerConfig, worker: DoorWorker, info: WorkerInfo, clock: Clock) -> list[Announcer]:
     return [
-        Announcer(
-            GrpcRegistryClient(router), info, lambda: honest_load(worker, config.lifecycle), clock, config.announce
-        )
+        Announcer(GrpcRegistryClient(router), info, lambda: honest_load(worker), clock, config.announce)
         for router in config.routers
     ]
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from contracts.clock import MonotonicClock
+from contracts.clock import Clock, MonotonicClock, VirtualClock
 from contracts.errors import Unavailable
 from contracts.request import GenerationRequest
 from contracts.sampling import SamplingParams
@@ -18,6 +18,7 @@ from engine.engine import Engine
 from engine.execution.fake import FakeModel, FakeRunner
 from engine.execution.interface import SampledToken, ScheduledBatch
 from engine.output import StepOutput
+from engine.pace import Pace
 
 MODEL = FakeModel(max_model_len=256)
 
@@ -48,21 +49,31 @@ class Gated(FakeRunner):
     """Waits in each step until told to go on; raises what it is told to."""
 
     gate: threading.Event
+    entered: threading.Event
     error: BaseException | None = None
 
     def execute(self, batch: ScheduledBatch) -> tuple[SampledToken, ...]:
+        self.entered.set()
         self.gate.wait(20)
         if self.error is not None:
             raise self.error
         return super().execute(batch)
 
 
-def made() -> tuple[Gated, EngineDriver, Heard]:
+def made(clock: Clock | None = None, pace: Pace | None = None) -> tuple[Gated, EngineDriver, Heard]:
     runner, heard = Gated(MODEL, 16), Heard()
-    runner.gate = threading.Event()
+    runner.gate, runner.entered = threading.Event(), threading.Event()
     runner.gate.set()
-    engine = Engine(runner, EngineConfig(), MonotonicClock())
+    engine = Engine(runner, EngineConfig(), clock or MonotonicClock(), pace)
     return runner, EngineDriver(engine, heard.output, heard.started), heard
+
+
+async def asleep(driver: EngineDriver) -> None:
+    """Until the thread has done all that it was asked: from then on the clock may jump."""
+    async with asyncio.timeout(10):
+        await driver.call(lambda engine: None)
+        while driver._loop.progress.busy:
+            await asyncio.sleep(0)
 
 
 def asked() -> GenerationRequest:
@@ -97,19 +108,108 @@ async def test_death_is_a_future_and_callers_are_told() -> None:
     await driver.stop()
 
 
-async def test_load_and_stall_are_known_while_a_step_runs() -> None:
+async def test_load_is_known_while_a_step_runs() -> None:
     runner, driver, heard = made()
     runner.gate.clear()
     driver.start()
-    assert driver.stalled_s() == 0.0
     await driver.call(lambda engine: engine.admit(asked()))
-    while driver.stalled_s() == 0.0:
-        await asyncio.sleep(0)
+    await asyncio.to_thread(runner.entered.wait, 10)
     assert driver.load(WorkerState.DRAINING).state is WorkerState.DRAINING
     runner.gate.set()
     await asyncio.wait_for(heard.ended.wait(), 10)
     await driver.call(lambda engine: None)
     assert driver.load(WorkerState.READY).num_running == 0
+    await driver.stop()
+
+
+@pytest.mark.parametrize(
+    ("known", "limit_s"),
+    [
+        ((), 3.0),
+        (((1, 0.02), (64, 0.9)), 3.0),  # far below: the floor
+        (((20, 4.0),), 12.0),  # a machine that took so long before is slow, not stuck
+        (((5, 1.0),), 12.0),  # a first step larger than those of warm-up is given more
+        (((1, 0.01), (512, 2.0)), 6.0),
+    ],
+)
+async def test_a_step_stalls_when_it_takes_too_long_for_its_size_here(
+    known: tuple[tuple[int, float], ...], limit_s: float
+) -> None:
+    clock, pace = VirtualClock(), Pace()
+    for num_tokens, step_s in known:
+        pace.begin(num_tokens)
+        pace.end(step_s)
+    runner, driver, heard = made(clock, pace)
+    runner.gate.clear()
+    driver.start()
+    await asleep(driver)
+    await clock.advance(1000.0)
+    assert driver.stalled_s() == 0.0, "idle is no stall"
+    await driver.call(lambda engine: engine.admit(asked()))
+    await asyncio.to_thread(runner.entered.wait, 10)
+    await clock.advance(limit_s)
+    assert driver.stalled_s() == 0.0
+    await clock.advance(0.1)
+    assert driver.stalled_s() == pytest.approx(limit_s + 0.1)
+    runner.gate.set()
+    await asyncio.wait_for(heard.ended.wait(), 10)
+    await asleep(driver)
+    assert driver.stalled_s() == 0.0
+    await clock.advance(1000.0)
+    assert driver.stalled_s() == 0.0
+    await driver.stop()
+
+
+async def test_a_command_that_does_not_end_is_a_stall() -> None:
+    clock = VirtualClock()
+    _, driver, _ = made(clock)
+    entered, gate = threading.Event(), threading.Event()
+
+    def stuck(engine: Engine) -> None:
+        del engine
+        entered.set()
+        gate.wait(20)
+
+    driver.start()
+    driver.post(stuck)
+    await asyncio.to_thread(entered.wait, 10)
+    await clock.advance(3.1)
+    assert driver.stalled_s() == pytest.approx(3.1)
+    gate.set()
+    await driver.stop()
+    assert driver.stalled_s() == 0.0
+
+
+async def test_work_that_can_never_run_is_a_stall_once_no_hand_off_can_hold_its_blocks_any_more() -> None:
+    clock = VirtualClock()
+    _, driver, heard = made(clock)
+    driver.start()
+    lease = await driver.call(lambda engine: engine.reserve("h", 16 * 16, ()))
+    assert lease is not None
+    await driver.call(lambda engine: engine.admit(asked()))
+    for _ in range(6):
+        await asleep(driver)  # it has looked whether the request can run; looking again is no progress
+        await clock.advance(10.0)
+        assert driver.stalled_s() == 0.0
+    await clock.advance(0.1)
+    assert driver.stalled_s() == pytest.approx(60.1)
+    await driver.call(lambda engine: engine.release(lease))
+    await asyncio.wait_for(heard.ended.wait(), 10)
+    await asleep(driver)
+    assert driver.stalled_s() == 0.0
+    await driver.stop()
+
+
+async def test_work_that_is_taken_back_leaves_no_stall() -> None:
+    clock = VirtualClock()
+    _, driver, _ = made(clock)
+    driver.start()
+    lease = await driver.call(lambda engine: engine.reserve("h", 16 * 16, ()))
+    await driver.call(lambda engine: engine.admit(asked()))
+    await driver.call(lambda engine: engine.abort("r"))
+    await asleep(driver)
+    await clock.advance(100.0)
+    assert lease is not None
     assert driver.stalled_s() == 0.0
     await driver.stop()
 

@@ -74,6 +74,40 @@ async def test_one_sign_of_life_per_interval() -> None:
         assert len(recorder.loads) == 4
 
 
+async def test_a_word_that_is_wanted_soon_is_said_now() -> None:
+    recorder, clock = Recorder(), VirtualClock()
+    async with running(recorder, clock, WorkerLoad()) as announcer:
+        announcer.soon()
+        announcer.soon()
+        await settle()
+        assert len(recorder.loads) == 2
+        recorder.away = True
+        announcer.soon()
+        await settle()
+        recorder.away = False
+        announcer.soon()
+        await settle()
+        assert len(recorder.loads) == 3, "also while it backs off"
+        await clock.advance(0.9)
+        assert len(recorder.loads) == 3
+        await clock.advance(0.1)
+        assert len(recorder.loads) == 4
+
+
+async def test_a_word_that_is_wanted_while_one_is_on_its_way_is_another_one() -> None:
+    class Slow(Recorder):
+        async def announce(self, info: WorkerInfo, load: WorkerLoad) -> float:
+            ttl_s = await super().announce(info, load)
+            await clock.sleep(0.5)
+            return ttl_s
+
+    recorder, clock = Slow(), VirtualClock()
+    async with running(recorder, clock, WorkerLoad()) as announcer:
+        announcer.soon()
+        await clock.advance(0.5)
+        assert len(recorder.loads) == 2
+
+
 async def test_absence_is_survived_with_back_off_and_logged_once_per_change(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     recorder, clock = Recorder(), VirtualClock()

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -14,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from contracts.clock import MonotonicClock
 from contracts.kv_layout import KVLayout
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef, WorkerState
-from rpc.announce import Announcer
+from rpc.announce import AnnounceConfig, Announcer
 from rpc.channel import open_channel
 from rpc.lifecycle import Lifecycle, LifecycleConfig, honest_load
 from rpc.process import FatalError, StopSignals
@@ -50,10 +51,12 @@ class Worker:
 class Registry:
     def __init__(self) -> None:
         self.words: list[str] = []
+        self.states: list[WorkerState] = []
         self.heard = asyncio.Event()
 
     async def announce(self, info: WorkerInfo, load: WorkerLoad) -> float:
         self.words.append("here")
+        self.states.append(load.state)
         self.heard.set()
         return 1.0
 
@@ -69,7 +72,8 @@ class Life:
         self.worker = Worker()
         self.registry = Registry()
         self.server = RpcServer(ServerConfig(), ())
-        announcer = Announcer(self.registry, INFO, self.worker.load, MonotonicClock())
+        load = partial(honest_load, self.worker)
+        announcer = Announcer(self.registry, INFO, load, MonotonicClock(), AnnounceConfig(interval_s=3600.0))
         self.lifecycle = Lifecycle(self.worker, self.server, [announcer], MonotonicClock(), config)
 
 
@@ -124,10 +128,17 @@ async def test_a_dead_engine_ends_the_process_at_once(while_draining: bool) -> N
 
 async def test_health_follows_progress() -> None:
     async with living(CONFIG) as (life, _):
-        for stalled_s, expected in ((6.0, "NOT_SERVING"), (0.0, "SERVING"), (5.0, "SERVING")):
+        for stalled_s, expected in ((3.1, "NOT_SERVING"), (0.0, "SERVING"), (0.1, "NOT_SERVING"), (0.0, "SERVING")):
             life.worker.stalled = stalled_s
+            life.registry.heard.clear()
             await life.lifecycle.check_progress()
+            await asyncio.wait_for(life.registry.heard.wait(), 10)  # at once: the next word would come in an hour
+            assert life.registry.states[-1] is (WorkerState.STALLED if stalled_s else WorkerState.READY)
             assert health_pb2.HealthCheckResponse.ServingStatus.Name(await health(life)) == expected
+        num_words = len(life.registry.words)
+        await life.lifecycle.check_progress()
+        await asyncio.sleep(0.02)
+        assert len(life.registry.words) == num_words, "what did not change is said at its time"
         life.worker.done.set()
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -139,8 +150,7 @@ async def health(life: Life) -> int:
 
 
 async def test_a_worker_that_does_not_move_says_so_to_registries() -> None:
-    worker, config = Worker(), LifecycleConfig(stall_limit_s=5.0)
-    worker.stalled = 4.9
-    assert honest_load(worker, config).state is WorkerState.READY
-    worker.stalled = 5.1
-    assert honest_load(worker, config).state is WorkerState.STALLED
+    worker = Worker()
+    assert honest_load(worker).state is WorkerState.READY
+    worker.stalled = 3.1
+    assert honest_load(worker).state is WorkerState.STALLED
