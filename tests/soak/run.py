@@ -1,0 +1,239 @@
+"""One soak from start to judgement.
+
+    start ─▶ truth (one worker, one by one) ─▶ calm (both pools, all doors) ─▶ load + disturbances ─▶ all ready, idle
+          ─▶ calm again ─▶ idle: books, descriptors, segments ─▶ SIGTERM ─▶ what is left over? ─▶ Findings
+
+Does not know what is a violation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from tests.soak.asking import HANG_S, Asker, open_asker
+from tests.soak.cluster import Cluster, Size
+from tests.soak.judging import Findings, Life, Tally
+from tests.soak.plan import Disturbance, Door, Kind, Planned, disturbances, questions, requests
+from tests.soak.truth import Truth, differences, take_truth
+from tests.soak.watching import Footprint, Seen, footprint_of, left_over
+
+VOCAB, LONGEST_PROMPT = 1024, 600
+SAMPLE_S, LINE_S = 2.0, 10.0
+IDLE_S = 60.0
+_GAUGE = re.compile(r"^diptych_worker_kv_usage_ratio\{.*worker_id=\"([^\"]+)\".*\} (\S+)$", re.M)
+_RUNNING = re.compile(r"^diptych_requests_(?:running|waiting) (\S+)$", re.M)
+
+
+@dataclass(frozen=True, slots=True)
+class SoakConfig:
+    """How long and how hard."""
+
+    minutes: float = 20.0
+    seed: int = 1
+    connector: str = "shm"
+    num_questions: int = 96
+    rate_hz: float = 5.0
+    at_once: int = 20
+    disturb_every_s: float = 7.0
+    size: Size = field(default_factory=Size)
+
+
+class Soak:
+    """See the module's docstring."""
+
+    def __init__(self, config: SoakConfig, logs: Path) -> None:
+        self._config = config
+        self._cluster = Cluster(config.connector, config.size, logs)
+        self._questions = questions(config.seed, config.num_questions, VOCAB, LONGEST_PROMPT)
+        size = config.size
+        self._workers = [f"prefill-{i}" for i in range(size.prefill)] + [f"decode-{i}" for i in range(size.decode)]
+        self._truths: tuple[Truth, ...] = ()
+        self._tally = Tally()
+        self._running: set[asyncio.Task[None]] = set()
+        self._seen = Seen()
+        self._samples: dict[tuple[str, int], list[tuple[float, float]]] = {}
+        self._rss: dict[str, float] = {}
+        self._ended: dict[str, list[Kind]] = {}
+        self.kinds: Counter[str] = Counter()
+        self._begun = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Since the load began."""
+        return time.monotonic() - self._begun
+
+    async def run(self) -> Findings:
+        """Everything; the cluster has ended when this returns or raises."""
+        cluster, config = self._cluster, self._config
+        try:
+            await cluster.start()
+            facts = cluster.facts
+            async with open_asker(facts.http, facts.grpc, facts.model) as asker:
+                print(f"truth of {len(self._questions)} questions", flush=True)
+                self._truths = await take_truth(asker, self._questions)
+                await self._calm(asker)
+                await self._idle(facts.http)
+                before = self._footprints()
+                await self._load(asker, config.minutes * 60)
+                all_ready = await cluster.wait_all_ready(IDLE_S)
+                await self._calm(asker)
+            running, kv_usage = await self._idle(facts.http)
+            after = self._footprints()
+            self._sample()
+        finally:
+            exit_code = await cluster.end()
+        await asyncio.sleep(1.0)
+        return Findings(
+            tally=self._tally,
+            all_ready=all_ready,
+            running=running,
+            kv_usage=kv_usage,
+            workers=self._workers,
+            ended_by_us=self._ended,
+            endings=cluster.endings(),
+            complaints=cluster.complaints(),
+            before=before,
+            after=after,
+            lives=self.lives(),
+            left_over=left_over(self._seen),
+            exit_code=exit_code,
+        )
+
+    def lives(self) -> list[Life]:
+        """Of every process so far, the longest first."""
+        lives = [Life(name, pid, tuple(samples)) for (name, pid), samples in self._samples.items()]
+        return sorted(lives, key=lambda life: -life.length_s)
+
+    async def _calm(self, asker: Asker) -> None:
+        """Every question once over both pools, through every door in turn, a few at once."""
+        doors = tuple(Door)
+        asks: Iterable[Planned] = (Planned(0.0, i, doors[i % len(doors)]) for i in range(len(self._questions)))
+        waiting = iter(asks)
+
+        async def work() -> None:
+            for planned in waiting:
+                await self._ask(asker, planned, "calm")
+
+        await asyncio.gather(*(work() for _ in range(4)))
+
+    async def _ask(self, asker: Asker, planned: Planned, when: str) -> None:
+        question, truth = self._questions[planned.question], self._truths[planned.question]
+        heard = await asker.ask(question, planned)
+        name = f"{when} at {self.seconds:.1f} s, question {planned.question} by {planned.door}"
+        wrong = differences(heard, truth)
+        self._tally.add(name, heard, wrong)
+
+    async def _load(self, asker: Asker, length_s: float) -> None:
+        """Ask and disturb for this long, then wait for what is still running."""
+        config = self._config
+        self._begun = time.monotonic()
+        plan = disturbances(config.seed, tuple(self._workers), length_s, config.disturb_every_s)
+        side = [asyncio.create_task(self._watch()), asyncio.create_task(self._disturb(plan))]
+        slots = asyncio.Semaphore(config.at_once)
+
+        async def one(planned: Planned) -> None:
+            async with slots:
+                await self._ask(asker, planned, "load")
+
+        for planned in requests(config.seed, len(self._questions), config.rate_hz):
+            await asyncio.sleep(planned.pause_s)
+            if self.seconds >= length_s:
+                break
+            if slots.locked():  # the machine is slow just now: the clients wait, they do not pile up
+                async with slots:
+                    pass
+            task = asyncio.create_task(one(planned))
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+            for each in side:
+                if each.done():
+                    each.result()
+        await side[1]
+        if self._running:
+            await asyncio.wait(self._running, timeout=HANG_S + 10)
+        side[0].cancel()
+        await asyncio.wait(side)
+        self._line()
+
+    async def _disturb(self, plan: tuple[Disturbance, ...]) -> None:
+        """Carry out the plan as far as the victims are up; returns when nobody is stopped any more."""
+        pauses: list[asyncio.Task[None]] = []
+        for planned in plan:
+            await asyncio.sleep(max(0.0, planned.at_s - self.seconds))
+            pid = self._cluster.settled(planned.victim)
+            busy = any(not pause.done() and pause.get_name() == planned.victim for pause in pauses)
+            if pid is None or busy:
+                self.kinds["skipped"] += 1
+                continue
+            self._cluster.disturb(pid, planned.kind)
+            self.kinds[planned.kind] += 1
+            if planned.kind is Kind.STOP:
+                going_on = self._go_on(pid, planned.length_s)
+                pauses.append(asyncio.create_task(going_on, name=planned.victim))
+            else:
+                self._ended.setdefault(planned.victim, []).append(planned.kind)
+        for pause in pauses:
+            await pause
+
+    async def _go_on(self, pid: int, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        self._cluster.go_on(pid)
+
+    async def _watch(self) -> None:
+        next_line = LINE_S
+        while True:
+            self._cluster.look()
+            self._sample()
+            if self.seconds >= next_line:
+                next_line += LINE_S
+                self._line()
+            await asyncio.sleep(SAMPLE_S)
+
+    def _pids(self) -> list[tuple[str, int]]:
+        found = [(p.name, p.pid) for p in self._cluster.look().processes if p.pid is not None]
+        return [("up", self._cluster.pid), *found]
+
+    def _sample(self) -> None:
+        for name, pid in self._pids():
+            footprint = footprint_of(pid)
+            if footprint is None:
+                continue
+            self._seen.note(pid, footprint)
+            self._rss[name] = footprint.rss_mib
+            self._samples.setdefault((name, pid), []).append((self.seconds, footprint.private_mib))
+
+    def _footprints(self) -> dict[str, Footprint]:
+        found = {name: footprint_of(pid) for name, pid in self._pids()}
+        return {name: footprint for name, footprint in found.items() if footprint is not None}
+
+    def _line(self) -> None:
+        tally, counts = self._tally, self._tally.outcomes
+        outcomes = "  ".join(f"{outcome} {counts[outcome]}" for outcome in counts)
+        kinds = " ".join(f"{kind} {self.kinds[kind]}" for kind in sorted(self.kinds))
+        rss = " ".join(f"{name} {mib:.0f}" for name, mib in self._rss.items())
+        words = f"{outcomes}  wrong {len(tally.wrong)}  allowed {len(tally.allowed)}  at once {len(self._running)}"
+        print(f"{self.seconds:6.0f} s  {words}  [{kinds}]  RSS {rss}", flush=True)
+
+    async def _idle(self, http: str) -> tuple[float, dict[str, float]]:
+        """(requests, KV usage by worker) once all are 0, or after IDLE_S what they still are."""
+        give_up = time.monotonic() + IDLE_S
+        async with httpx.AsyncClient(trust_env=False) as client:
+            while True:
+                page = ""
+                with suppress(httpx.TransportError):
+                    page = (await client.get(f"{http}/metrics", timeout=10)).text
+                usage = {name: float(value) for name, value in _GAUGE.findall(page)}
+                running = sum(float(value) for value in _RUNNING.findall(page))
+                quiet = len(usage) == len(self._workers) and not any(usage.values()) and not running
+                if quiet or time.monotonic() > give_up:
+                    return running, usage
+                await asyncio.sleep(0.5)
