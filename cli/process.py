@@ -157,11 +157,13 @@ class SupervisedProcess:
         if first:
             self._signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(self._gone.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._gone.wait()
         except TimeoutError:
             self._detail = f"did not stop within {timeout_s:g} s, killed"
             self._signal(signal.SIGKILL)
-            await asyncio.wait_for(self._gone.wait(), KILL_WAIT_S)
+            async with asyncio.timeout(KILL_WAIT_S):
+                await self._gone.wait()
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:

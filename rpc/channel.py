@@ -60,7 +60,8 @@ ChannelOpener = Callable[
 async def wait_connected(channel: grpc.aio.Channel, address: str, timeout_s: float) -> None:
     """Return when the channel is connected; WorkerLost naming `address` when it is not within `timeout_s`, or was closed."""
     try:
-        await asyncio.wait_for(channel.channel_ready(), timeout_s)
+        async with asyncio.timeout(timeout_s):  # wait_for loses a cancellation that comes in the turn of the connect
+            await channel.channel_ready()
     except TimeoutError as error:
         raise WorkerLost(f"{address}: cannot connect within {timeout_s:g} s") from error
     except grpc.aio.UsageError as error:  # gRPC's word for a channel that was closed meanwhile

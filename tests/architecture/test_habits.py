@@ -52,6 +52,11 @@ def test_no_exception_is_swallowed(path):
             assert node.type is not None, f"{name(path)}:{node.lineno}: bare except"
 
 
+def test_no_cancellation_is_lost():
+    """asyncio.wait_for (Python 3.11) swallows a cancellation that comes in the turn in which its work ends."""
+    assert not [name(p) for p in sources() if "asyncio.wait_for(" in p.read_text()], "use asyncio.timeout"
+
+
 def test_no_todo_without_a_home():
     guilty = [name(p) for p in sources() if re.search(r"\b(TODO|FIXME|XXX)\b(?!.*https?://)", p.read_text())]
     assert not guilty

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
+import grpc
 import pytest
 
 from contracts.errors import WorkerLost
 from rpc.channel import open_channel, wait_connected
+from rpc.server import RpcServer, ServerConfig
 
 NOBODY = "127.0.0.1:1"
+
+
+@pytest.fixture
+async def connected() -> AsyncIterator[grpc.aio.Channel]:
+    server = RpcServer(ServerConfig(), ())
+    async with open_channel(f"127.0.0.1:{await server.start()}") as channel:
+        await channel.channel_ready()
+        yield channel
+    await server.stop(0)
 
 
 async def test_nobody_there() -> None:
@@ -33,3 +45,14 @@ async def test_closed_while_it_waits() -> None:
     await channel.close()
     with pytest.raises(WorkerLost, match="closed"):
         await waiting
+
+
+async def test_a_cancellation_is_never_lost(connected: grpc.aio.Channel) -> None:
+    """A client may leave in the very turn in which its leg finds the connection there: `wait_for` would go on then."""
+    for turns in range(6):
+        waiting = asyncio.ensure_future(wait_connected(connected, "here", 5.0))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        cancelled = waiting.cancel()
+        await asyncio.wait((waiting,))
+        assert waiting.cancelled() == cancelled, f"after {turns} turns"
