@@ -36,7 +36,8 @@ class ChannelConfig:
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", 100),
+            # Its name says otherwise, but it is how long one attempt may take: a short one never reaches a busy peer.
+            ("grpc.min_reconnect_backoff_ms", round(self.connect_timeout_s * 1e3)),
             ("grpc.max_reconnect_backoff_ms", round(self.max_backoff_s * 1e3)),
             ("grpc.max_send_message_length", self.max_message_bytes),
             ("grpc.max_receive_message_length", self.max_message_bytes),

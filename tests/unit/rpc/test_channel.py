@@ -56,3 +56,30 @@ async def test_a_cancellation_is_never_lost(connected: grpc.aio.Channel) -> None
         cancelled = waiting.cancel()
         await asyncio.wait((waiting,))
         assert waiting.cancelled() == cancelled, f"after {turns} turns"
+
+
+async def test_a_peer_that_is_slow_to_answer_is_waited_for() -> None:
+    """On a busy machine the first word may take long: an attempt that is given up early is only begun again, and again."""
+    server = RpcServer(ServerConfig(), ())
+    port = await server.start()
+    attempts = 0
+
+    async def late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal attempts
+        attempts += 1
+        await asyncio.sleep(0.4)
+        there, to = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(_pass_on(reader, to), _pass_on(there, writer))
+
+    async with await asyncio.start_server(late, "127.0.0.1", 0) as front:
+        address = f"127.0.0.1:{front.sockets[0].getsockname()[1]}"
+        async with open_channel(address) as channel:
+            await wait_connected(channel, address, 5.0)
+            assert attempts == 1
+    await server.stop(0)
+
+
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65_536):
+        writer.write(data)
+    writer.close()
