@@ -1,0 +1,475 @@
+"""A whole deployment in one event loop on a virtual clock: router, workers, connectors, clients, and a wire between all of them.
+
+    client ──▶ Inference ─ Flow ─ legs ──┐                                        ┌── PrefillServicer ─ PrefillWorker
+    announcements ─▶ EmbeddedRegistry    ├── channel ── Wire (one fault) ── bytes ┼── DecodeServicer  ─┐
+                    PrefillWorker's peer ┘                                        └── HandoffServicer ─┴ DecodeWorker
+                    LocalConnector ───────────────────── Wire ───────────────────────▶ KV memory of decode
+
+Everything above the wire is product code, the engine with its fake runner included; steps take time on the clock. No thread, no
+socket, no real time: a second of this world costs milliseconds, and one seed gives one history.
+
+A worker that restarts loses all its state at once: its calls break, it neither sends nor hears anything, its memory is gone; a
+new life with the same id and address and a newer epoch comes after a while. (Its tasks are then wound up behind the curtain.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import logging
+import random
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from contracts.clock import VirtualClock
+from contracts.errors import DiptychError, Unavailable
+from contracts.kv_layout import KVLayout
+from contracts.pb.diptych.v1 import decode_pb2_grpc, handoff_pb2_grpc, prefill_pb2_grpc, registry_pb2_grpc
+from contracts.request import GenerationRequest
+from contracts.worker import ConnectorAddress, WorkerInfo, WorkerKind, WorkerRef
+from decode_service.decode_servicer import DecodeServicer
+from decode_service.handoff_servicer import HandoffServicer
+from decode_service.outputs import OutputConfig
+from decode_service.worker import AnswerConfig, DecodeWorker
+from engine.config import EngineConfig, SchedulerConfig
+from engine.engine import Engine, KVLease
+from engine.execution.fake import FakeModel, FakeRunner, expected_tokens
+from engine.inline import inline
+from engine.output import StepOutput
+from kv_transfer.config import Integrity, ReceiverConfig, SenderConfig
+from kv_transfer.connector import Write
+from kv_transfer.digests import InlineDigester
+from kv_transfer.links import Side
+from kv_transfer.local import Delivery, LocalConnector, LocalHub, WriteFault
+from observability.metrics import RouterMetrics
+from prefill_service.peer import GrpcPeer, PeerPool
+from prefill_service.run import RunConfig
+from prefill_service.servicer import PrefillServicer
+from prefill_service.worker import PrefillWorker
+from router.admission import Admission
+from router.answers import derived_seed
+from router.attempts import Means
+from router.choice import Chooser
+from router.config import AdmissionConfig, RegistryConfig, RetryConfig
+from router.exchange import Ask, TokenPrompt
+from router.flow import Flow
+from router.grpc_front import RegistryServicer
+from router.halt import Halt
+from router.model_card import ModelCard, load_model_card
+from router.policies import make_policy
+from router.pools import Pools
+from router.registry import EmbeddedRegistry
+from router.service import Inference
+from rpc.announce import AnnounceConfig, Announcer, GrpcRegistryClient
+from rpc.channel import ChannelConfig
+from tests.faults.channel import Network, Process
+from tests.faults.wire import Crossing, Edge, Kind, Met, Plan, Wire
+
+MODEL = FakeModel(
+    KVLayout("fake", "float32", 2, 1, 2, 16), vocab_size=1024, max_model_len=512, eos_token_ids=frozenset({0})
+)
+MODEL_NAME = "tiny"
+TINY = Path(__file__).parents[1] / "fixtures/tiny-austen"
+SENDER = SenderConfig(
+    reserve_timeout_s=2.0,
+    call_timeout_s=0.5,
+    commit_timeout_s=2.0,
+    write_timeout_s=1.0,
+    renew_every_s=0.04,
+    integrity=Integrity.FULL,
+)
+ANSWERS = AnswerConfig(
+    receiver=ReceiverConfig(lease_s=0.5, sweep_every_s=0.1, integrity=Integrity.FULL),
+    outputs=OutputConfig(claim_wait_s=1.0, lost_memory_s=2.0),
+)
+RETRY = RetryConfig(worker_wait_s=5.0, handoff_verdict_s=1.0)
+REGISTRY = RegistryConfig(ttl_s=1.0)
+ANNOUNCE = AnnounceConfig(interval_s=0.25, min_backoff_s=0.1, max_backoff_s=0.5)
+CHANNEL = ChannelConfig(connect_timeout_s=0.5)
+CALM_S = 8.0  # after the last client every patience above has ended
+
+
+def step_time(output: StepOutput) -> float:
+    """Seconds: a decode step of 4 ms, a full chunk of 64 tokens of 23."""
+    return 0.0 if not output.num_scheduled_tokens else 0.004 + 0.0003 * output.num_scheduled_tokens
+
+
+@functools.cache
+def model_card() -> ModelCard:
+    return load_model_card(TINY, MODEL_NAME)
+
+
+class Memory:
+    """KV memory that no other process can map."""
+
+    fd = None
+
+    def __init__(self, num_bytes: int) -> None:
+        self.buffer = memoryview(bytearray(num_bytes))
+
+
+class WiredConnector(LocalConnector):
+    """A local connector whose writes meet the wire."""
+
+    def __init__(self, hub: LocalHub, owner: str, network: Network) -> None:
+        self._planned = WriteFault()
+        super().__init__(hub, network.clock, lambda index: self._planned)
+        self._owner = owner
+        self._network = network
+
+    async def write(self, address: ConnectorAddress, key: int, writes: Sequence[Write]) -> None:
+        network, wire = self._network, self._network.wire
+        crossing = Crossing(Edge.WRITE, self._owner, network.connectors[address], network.keys.get(key, ()), False)
+        kind = wire.meet(crossing)
+        half = sum(write.length for write in writes) // 2
+        self._planned = WriteFault(stall_s=wire.latency_s(), landed_bytes=half)
+        if network.failing_writes > 0:
+            network.failing_writes -= 1
+            self._planned = WriteFault(Delivery.FAIL, landed_bytes=half)
+        if kind is not None:
+            assert wire.plan is not None
+            await self._fault(kind, crossing, wire.plan, half)
+        if kind is Kind.DUPLICATE:
+            self._network.spawn(self._again(address, key, writes))
+        await super().write(address, key, writes)
+
+    async def _fault(self, kind: Kind, crossing: Crossing, plan: Plan, half: int) -> None:
+        wire = self._network.wire
+        match kind:
+            case Kind.DROP:
+                self._planned = WriteFault(Delivery.DROP)
+            case Kind.ERROR:
+                delivery = (Delivery.FAIL, Delivery.CORRUPT, Delivery.LOSE)[plan.seed % 3]
+                self._planned = WriteFault(delivery, landed_bytes=half, flipped_bit=plan.seed * 7919)
+            case Kind.DELAY:
+                self._planned = WriteFault(delay_s=plan.delay_s)
+            case Kind.REORDER:
+                self._planned = WriteFault(stall_s=plan.delay_s, landed_bytes=half)
+            case Kind.RESTART:
+                assert wire.surgeon is not None
+                wire.surgeon.restart(crossing.source if plan.seed % 2 else crossing.target)
+            case Kind.DUPLICATE:
+                pass
+            case _:
+                await wire.apply(kind, crossing)
+
+    async def _again(self, address: ConnectorAddress, key: int, writes: Sequence[Write]) -> None:
+        """The same bytes once more, from memory that is perhaps another request's by now: lands in its own window or nowhere."""
+        await self._clock.sleep(0.02)
+        await super().write(address, key, writes)
+
+
+@dataclass
+class Life:
+    """One life of one worker."""
+
+    ref: WorkerRef
+    kind: WorkerKind
+    process: Process
+    worker: PrefillWorker | DecodeWorker
+    engine: Engine
+    connector: WiredConnector
+    announcing: asyncio.Task[None]
+
+
+@dataclass
+class Client:
+    """One request and what came of it: `outcome` "tokens", "left", or an error's code."""
+
+    number: int
+    start_s: float
+    ask: Ask
+    timeout_s: float = 20.0
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    outcome: str = ""
+    ended_s: float = 0.0
+    error: DiptychError | None = None
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        assert isinstance(self.ask.prompt, TokenPrompt)
+        return self.ask.prompt.token_ids
+
+    def expected(self, index: int) -> tuple[int, ...]:
+        """What answer `index` must be, whoever makes it."""
+        sampling = replace(self.ask.sampling, seed=derived_seed(self.ask.sampling.seed, index))
+        return expected_tokens(GenerationRequest("x", self.prompt, sampling), MODEL)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the world is made of."""
+
+    seed: int = 0
+    plan: Plan | None = None
+    num_prefill: int = 2
+    num_decode: int = 2
+    prefill_blocks: int = 96
+    decode_blocks: int = 96
+    max_running: int = 256
+    failing_writes: int = 0  # the first so many of all writes fail, beside the plan
+
+
+class World:
+    """See the module. Made in a running VirtualTimeLoop; `close` leaves no task behind."""
+
+    def __init__(self, clock: VirtualClock, setup: Setup) -> None:
+        self.clock = clock
+        self.setup = setup
+        self.rng = random.Random(setup.seed)
+        self.wire = Wire(clock, random.Random(setup.seed + 1), setup.plan)
+        self.wire.surgeon = self
+        self.network = Network(clock, self.wire)
+        self.network.failing_writes = setup.failing_writes
+        self.hub = LocalHub()
+        self.lives: dict[str, Life] = {}
+        self.clients: list[Client] = []
+        self._ids = itertools.count(1)
+        self._behind: set[asyncio.Task] = set()  # burials, revivals, hogs
+        self._hogs = itertools.count(1)
+        self._router()
+
+    def _router(self) -> None:
+        setup, clock = self.setup, self.clock
+        self.router = Process("router", "router:1")
+        self.network.join(self.router)
+        self.registry = EmbeddedRegistry(REGISTRY, MODEL_NAME, clock)
+        registry_pb2_grpc.add_RegistryServicer_to_server(RegistryServicer(self.registry), self.router)
+        self.pools = Pools(self.registry, CHANNEL, self.network.opener(self.router))
+        self.admission = Admission(AdmissionConfig(max_running=setup.max_running), clock)
+        self.metrics = RouterMetrics(MODEL_NAME, list, lambda: (0, 0))
+        policies = {kind: make_policy("least_loaded") for kind in WorkerKind}
+        chooser = Chooser(self.pools, policies)
+        means = Means(self.pools, chooser, clock, RETRY, lambda: f"id-{next(self._ids)}", Halt())
+        flow = Flow(means, self.metrics)
+        self.service = Inference(model_card(), self.admission, flow, self.registry, clock, self.metrics)
+        self._housekeeping = asyncio.ensure_future(self._keep_house())
+
+    async def _keep_house(self) -> None:
+        while True:
+            self.registry.expire()
+            await self.clock.sleep(REGISTRY.ttl_s / 4)
+
+    async def start(self) -> None:
+        """All workers are known to the router when this returns; the wire's record begins."""
+        for index in range(self.setup.num_prefill):
+            self._start(WorkerRef(f"p{index}", 1), WorkerKind.PREFILL)
+        for index in range(self.setup.num_decode):
+            self._start(WorkerRef(f"d{index}", 1), WorkerKind.DECODE)
+        while len(self.registry.workers()) < len(self.lives):
+            await self.clock.sleep(0.01)
+        self.wire.begin()
+
+    # Workers
+
+    def _start(self, ref: WorkerRef, kind: WorkerKind) -> None:
+        clock, setup = self.clock, self.setup
+        num_blocks = setup.prefill_blocks if kind is WorkerKind.PREFILL else setup.decode_blocks
+        memory = Memory(num_blocks * MODEL.layout.block_bytes)
+        connector = WiredConnector(self.hub, ref.worker_id, self.network)
+        connector.expose(memory)
+        self.network.connectors[connector.address()] = ref.worker_id
+        runner = FakeRunner(MODEL, num_blocks, memory.buffer)
+        engine = Engine(runner, EngineConfig(SchedulerConfig(max_num_batched_tokens=64)), clock)
+        side = Side(ref, MODEL.layout, (connector,), clock, digester=InlineDigester(memory))
+        process = Process(ref.worker_id, f"{ref.worker_id}:1")
+        worker = self._door(side, engine, process, kind)
+        self.network.join(process)
+        worker.start()
+        info = WorkerInfo(
+            ref, kind, process.address, MODEL_NAME, MODEL.layout, ("local",), MODEL.max_model_len, num_blocks
+        )
+        client = GrpcRegistryClient("router:1", 0.5, self.network.opener(process))
+        announcing = asyncio.ensure_future(Announcer(client, info, worker.load, clock, ANNOUNCE).run())
+        self.lives[ref.worker_id] = Life(ref, kind, process, worker, engine, connector, announcing)
+
+    def _door(self, side: Side, engine: Engine, process: Process, kind: WorkerKind) -> PrefillWorker | DecodeWorker:
+        if kind is WorkerKind.DECODE:
+            decode = DecodeWorker(side, engine, ANSWERS, inline(step_time))
+            decode_pb2_grpc.add_DecodeServicer_to_server(DecodeServicer(decode.desk), process)
+            handoff_pb2_grpc.add_HandoffServicer_to_server(HandoffServicer(decode.receiver), process)
+            return decode
+        opener = self.network.opener(process)
+        peers = PeerPool(self.clock, lambda ref, address: GrpcPeer(ref, address, opener), grace_s=1.0)
+        prefill = PrefillWorker(side, engine, peers, RunConfig(SENDER, hold_s=2.0), inline(step_time))
+        prefill_pb2_grpc.add_PrefillServicer_to_server(PrefillServicer(prefill), process)
+        return prefill
+
+    # What faults ask for
+
+    def restart(self, worker: str) -> None:
+        """See Surgeon."""
+        life = self.lives[worker]
+        if not life.process.alive:
+            return
+        self.network.kill(life.process)
+        life.announcing.cancel()
+        self._do(self._bury(life))
+        self._do(self._revive(life, self.rng.choice((0.1, 0.5, 2.0))))
+
+    def leave(self, ids: Sequence[str]) -> None:
+        """See Surgeon."""
+        assert self.wire.hit is not None
+        client = self.owner(self.wire.hit)
+        assert client is not None, f"nobody to leave for {ids}"
+        assert client.task is not None
+        client.task.cancel()
+
+    async def fill(self, worker: str) -> None:
+        """See Surgeon."""
+        driver = self.lives[worker].worker.driver
+        name = f"hog-{next(self._hogs)}"
+        leases: list[KVLease] = []
+
+        def take(engine: Engine) -> None:
+            num_tokens = MODEL.max_model_len
+            while num_tokens >= 1:
+                lease = engine.reserve(f"{name}-{len(leases)}", num_tokens, ())
+                if lease is None:
+                    num_tokens //= 2
+                else:
+                    leases.append(lease)
+
+        async def give_back() -> None:
+            await self.clock.sleep(self.rng.choice((0.2, 1.0, 3.0)))
+            driver.post(lambda engine: [engine.release(lease) for lease in leases])
+
+        try:
+            await driver.call(take)
+        except Unavailable:
+            return
+        self._do(give_back())
+
+    def client_of(self, ids: Sequence[str]) -> Client | None:
+        """Whose these hand-offs or requests are."""
+        prompts = [self.network.prompts[i] for i in ids if i in self.network.prompts]
+        owners = [c for c in self.clients if c.prompt in prompts]
+        return owners[0] if owners else None
+
+    def owner(self, met: Met) -> Client | None:
+        """Whose message that was; that of one who was under way then, when it is nobody's."""
+        owner = self.client_of(met.crossing.ids)
+        if owner is not None:
+            return owner
+        return next((c for c in self.clients if c.start_s < met.at_s and not 0 < c.ended_s < met.at_s), None)
+
+    async def _bury(self, life: Life) -> None:
+        await life.connector.close()
+        await life.worker.stop()
+
+    async def _revive(self, life: Life, after_s: float) -> None:
+        await self.clock.sleep(after_s)
+        self._start(WorkerRef(life.ref.worker_id, life.ref.epoch + 1), life.kind)
+
+    def _do(self, work) -> None:
+        task = asyncio.ensure_future(work)
+        self._behind.add(task)
+
+    # Clients
+
+    async def serve(self, clients: Sequence[Client]) -> None:
+        """Run them all; return when each has ended, and a little of the aftermath has passed."""
+        self.clients = list(clients)
+        for client in self.clients:
+            client.task = asyncio.ensure_future(self._ask(client))
+        await asyncio.wait([client.task for client in self.clients if client.task is not None])
+
+    async def _ask(self, client: Client) -> None:
+        try:
+            await self.clock.sleep(client.start_s - self.clock.now())
+            async with aclosing(self.service.answer(client.ask, client.timeout_s)) as pieces:
+                async for piece in pieces:
+                    client.tokens.setdefault(piece.index, []).extend(piece.token_ids)
+            client.outcome = "tokens"
+        except asyncio.CancelledError:
+            client.outcome = "left"
+        except DiptychError as error:
+            client.outcome, client.error = error.code.value, error
+        finally:
+            client.ended_s = self.clock.now()
+
+    # The end
+
+    async def calm(self, within_s: float = CALM_S) -> float:
+        """Wait until nothing of any request is left anywhere; how long that took. AssertionError after `within_s`."""
+        began = self.clock.now()
+        while left := self.leftovers():
+            assert self.clock.now() < began + within_s, f"still there after {within_s} s: {left}"
+            await self.clock.sleep(0.01)
+        return self.clock.now() - began
+
+    def leftovers(self) -> list[str]:
+        """Everything that requests hold, in words; none when the world is as it was before them."""
+        left = [f"{len([t for t in self._behind if not t.done()])} behind"] if self._unfinished() else []
+        for name, life in self.lives.items():
+            left += [f"{name}: {what}" for what in held(life)]
+        if self.admission.num_running or self.admission.num_waiting:
+            left.append(f"admission: {self.admission.num_running} running, {self.admission.num_waiting} waiting")
+        for ref, peer in self.pools._peers.items():
+            if peer.num_inflight or peer.num_inflight_tokens:
+                left.append(f"router: {peer.num_inflight} claims, {peer.num_inflight_tokens} tokens on {ref}")
+            if peer.session._inboxes:
+                left.append(f"router: session to {ref} carries {list(peer.session._inboxes)}")
+        return left
+
+    def _unfinished(self) -> bool:
+        return any(not task.done() for task in self._behind)
+
+    async def close(self) -> None:
+        """Stop everything. AssertionError when a task is left, or one behind the curtain failed."""
+        for task in self._behind:
+            await task
+        self._housekeeping.cancel()
+        for life in self.lives.values():
+            life.announcing.cancel()
+        await self.pools.close()
+        for life in self.lives.values():
+            assert not life.worker.fatal.done(), life.worker.fatal.result()
+            await life.worker.stop()
+            await life.connector.close()
+        await self.network.quiet()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        if left:
+            await asyncio.wait(left, timeout=1.0)
+        left = {task for task in left if not task.done()}
+        assert not left, f"tasks are left: {left}"
+
+
+def held(life: Life) -> list[str]:
+    """What a worker holds for requests, in words."""
+    life.engine.check_integrity()
+    assert not life.worker.fatal.done(), life.worker.fatal.result()
+    left = []
+    usage = life.engine.load().kv_usage
+    if life.engine.has_work or usage:
+        left.append(f"engine works or holds {usage:.3f} of its blocks")
+    if life.connector.writable():
+        left.append("a window is open")
+    if isinstance(life.worker, PrefillWorker):
+        if life.worker._runs:
+            left.append(f"runs {list(life.worker._runs)}")
+        if life.worker._settling:
+            left.append("runs settle")
+    else:
+        if counts := dict(life.worker.receiver.counts()):
+            left.append(f"hand-offs {counts}")
+        if life.worker.receiver._asking:
+            left.append("reserves")
+        if life.worker._book.num_open:
+            left.append(f"answers {list(life.worker._book._answers)}")
+    return left
+
+
+class Loud(logging.Handler):
+    """Collects errors that product code logs: each is a fault of ours, whatever the clients got."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(self.format(record))
