@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
@@ -74,6 +74,14 @@ class RouterMetrics:
         self._vllm = _VllmSeries(self.registry, model_name)
         self.registry.register(_LiveCollector(model_name, workers, requests))
 
+    def watch_bad_pairs(self, count: Callable[[], int]) -> None:
+        """Ask `count` at each scrape how many pairs of workers are not combined."""
+        self._ours.bad_pairs.set_function(count)
+
+    def canary_ended(self, outcome: str) -> None:
+        """One canary is over: ok, failed or undecided."""
+        self._ours.canaries.labels(outcome).inc()
+
     def render(self) -> bytes:
         """The text exposition of now."""
         return generate_latest(self.registry)
@@ -111,6 +119,12 @@ class _RouterSeries:
         )
         self.failed_attempts = counter(
             "diptych_failed_attempts", "Attempts that failed and were retried or given up", ("code",)
+        )
+        self.canaries = counter(
+            "diptych_canary", "Requests of the router's own, to prove a pair of workers", ("outcome",)
+        )
+        self.bad_pairs = Gauge(
+            "diptych_bad_pairs", "Pairs of workers that get no hand-offs because theirs fail", registry=registry
         )
         self._prompt = counter("diptych_prompt_tokens", "Prompt tokens of finished requests")
         self._cached = counter("diptych_cached_prompt_tokens", "Prompt tokens found in a prefix cache")

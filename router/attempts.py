@@ -37,6 +37,7 @@ from router.legs import (
     PrefillEnded,
     TimeUp,
 )
+from router.pairs import Pair, Verdicts
 from router.pools import Claim, Pools
 from router.progress import Progress, as_exception
 
@@ -45,7 +46,9 @@ _BOOKS_S = 0.5  # how long a finished answer waits for the prefill worker's acco
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What every attempt works with. `new_id` makes ids that are unique for ever; `halt` ends all attempts at once."""
+    """What every attempt works with. `new_id` makes ids that are unique for ever; `halt` ends all attempts at once;
+    `verdicts` hears how hand-offs end.
+    """
 
     pools: Pools
     chooser: Chooser
@@ -53,6 +56,7 @@ class Means:
     retry: RetryConfig
     new_id: Callable[[], str]
     halt: Halt
+    verdicts: Verdicts
 
 
 class Alarms:
@@ -220,6 +224,7 @@ class HandOver:
         if event.handoff_id != self._target.handoff_id:
             raise InternalError(f"hand-off {event.handoff_id} succeeded, which is not the one that was asked for")
         self._committed = self._settled = True
+        self._means.verdicts.worked(self._pair)
         self._progress.handoff = event.stats
         self._progress.stages = self._progress.stages.merged(event.stages)
         if self._decode_error is not None:
@@ -251,10 +256,11 @@ class HandOver:
         progress.avoid.add(self._target.decode)
         progress.num_handoff_failures += 1
         error = as_exception(event.error)
+        self._means.verdicts.failed(self._pair, error)
         if progress.num_handoff_failures > self._means.retry.max_handoff_failures:
             raise error
         progress.fail(error)
-        decode = self._means.chooser.choose(WorkerKind.DECODE, progress)
+        decode = self._means.chooser.decode_for(self._prefill.ref, progress)
         if decode is None:
             raise Unavailable(f"no decode worker is ready to take the hand-off: {error.message}")
         self._detach()
@@ -264,6 +270,10 @@ class HandOver:
         self._alarms.set(progress.time_left_s, _deadline())
         self._attach()
         self._leg.retarget(self._target)
+
+    @property
+    def _pair(self) -> Pair:
+        return Pair(self._prefill.ref, self._target.decode)
 
     def _attach(self) -> None:
         ref = self._target.decode

@@ -1,4 +1,7 @@
-"""The choice of a worker for one request: each pool's policy over the candidates, those that failed it already last.
+"""The choice of workers for one request: each pool's policy over the candidates, those that failed it already last.
+
+A prefill and a decode worker that are a bad pair (`router.pairs`) are never combined. So the decode worker is chosen among
+those that some prefill worker can hand over to, and then the prefill worker among those that can hand over to it.
 
 An answer beside another goes where that one is, so that the prompt is computed once and its blocks are shared: always in the
 prefill pool, where it adds a block's work; in the decode pool while that worker has room and is not far ahead of the others.
@@ -12,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
+from router.pairs import Pair, PairBook, PairState
 from router.policies import Candidate, Policy, Query
 from router.pools import Pools
 from router.progress import Progress
@@ -23,18 +27,62 @@ _MOST_AHEAD = 16  # requests more than the one with the fewest: streams are wort
 class Chooser:
     """Owns one policy per pool."""
 
-    def __init__(self, pools: Pools, policies: Mapping[WorkerKind, Policy]) -> None:
+    def __init__(self, pools: Pools, policies: Mapping[WorkerKind, Policy], book: PairBook) -> None:
         self._pools = pools
         self._policies = dict(policies)
+        self._book = book
 
-    def choose(self, kind: WorkerKind, progress: Progress) -> WorkerInfo | None:
-        """A worker of this pool, None when none is ready. One to avoid is taken only when there is no other."""
-        return self.choose_fresh(kind, progress, progress.avoid) or self.choose_fresh(kind, progress, frozenset())
+    def decode(self, progress: Progress) -> WorkerInfo | None:
+        """A decode worker to run the request alone, None when none is ready. One to avoid only when there is no other."""
+        pool = self._pools.candidates(WorkerKind.DECODE)
+        return self._pick(WorkerKind.DECODE, progress, (_fresh(pool, progress), pool))
 
-    def choose_fresh(self, kind: WorkerKind, progress: Progress, avoid: AbstractSet[WorkerRef]) -> WorkerInfo | None:
-        """A worker of this pool that is not to be avoided, None when there is none."""
-        preferred = [c for c in self._pools.candidates(kind) if c.info.ref not in avoid]
-        if not preferred:
+    def decode_for(self, prefill: WorkerRef, progress: Progress) -> WorkerInfo | None:
+        """A decode worker that this prefill worker can hand over to; never one with which it is a bad pair."""
+        pool = [c for c in self._pools.candidates(WorkerKind.DECODE) if not self._book.is_bad(prefill, c.info.ref)]
+        return self._pick(WorkerKind.DECODE, progress, (_fresh(pool, progress), pool))
+
+    def pair(self, progress: Progress, *, forced: bool) -> tuple[WorkerInfo, WorkerInfo] | None:
+        """A prefill and a decode worker that are no bad pair, None when there are none.
+
+        Those that failed the request come last; a prefill worker that did only if the hand-over is `forced`, because a
+        decode worker alone is better.
+        """
+        prefills, decodes = self._pools.candidates(WorkerKind.PREFILL), self._pools.candidates(WorkerKind.DECODE)
+        fresh = _fresh(prefills, progress)
+        pools = [self._reached(by, of) for by in (fresh, prefills) for of in (_fresh(decodes, progress), decodes)]
+        decode = self._pick(WorkerKind.DECODE, progress, pools if forced else pools[:2])
+        if decode is None:
+            return None
+        reaching = [
+            [c for c in pool if not self._book.is_bad(c.info.ref, decode.ref)]
+            for pool in (fresh, prefills if forced else ())
+        ]
+        prefill = self._pick(WorkerKind.PREFILL, progress, reaching)
+        return None if prefill is None else (prefill, decode)
+
+    def bad_pairs(self) -> list[Pair]:
+        """The bad ones among the workers that take work now."""
+        return [pair for pair in self.pairs() if self._book.state(pair) is PairState.BAD]
+
+    def pairs(self) -> list[Pair]:
+        """All pairs of workers that take work now."""
+        prefills, decodes = (self._pools.candidates(kind) for kind in (WorkerKind.PREFILL, WorkerKind.DECODE))
+        return [Pair(prefill.info.ref, decode.info.ref) for prefill in prefills for decode in decodes]
+
+    def has_other(self, kinds: Iterable[WorkerKind], avoid: AbstractSet[WorkerRef]) -> bool:
+        """Whether each of these pools has a ready worker left that has not failed this request; empty pools do not count."""
+        pools = [self._pools.candidates(kind) for kind in kinds]
+        return all(any(c.info.ref not in avoid for c in pool) for pool in pools if pool)
+
+    def _reached(self, prefills: Sequence[Candidate], decodes: Sequence[Candidate]) -> list[Candidate]:
+        """Of the decode workers those that some of the prefill workers can hand over to."""
+        return [d for d in decodes if any(not self._book.is_bad(p.info.ref, d.info.ref) for p in prefills)]
+
+    def _pick(self, kind: WorkerKind, progress: Progress, pools: Iterable[Sequence[Candidate]]) -> WorkerInfo | None:
+        """One of the first of `pools` that is not empty; None when all are."""
+        preferred = next((pool for pool in pools if pool), None)
+        if preferred is None:
             return None
         near = progress.near(kind)
         for candidate in preferred:
@@ -42,10 +90,10 @@ class Chooser:
                 return candidate.info
         return self._policies[kind].choose(preferred, Query(progress.job.prompt_token_ids)).info
 
-    def has_other(self, kinds: Iterable[WorkerKind], avoid: AbstractSet[WorkerRef]) -> bool:
-        """Whether each of these pools has a ready worker left that has not failed this request; empty pools do not count."""
-        pools = [self._pools.candidates(kind) for kind in kinds]
-        return all(any(c.info.ref not in avoid for c in pool) for pool in pools if pool)
+
+def _fresh(pool: Sequence[Candidate], progress: Progress) -> list[Candidate]:
+    """Those that have not failed the request."""
+    return [c for c in pool if c.info.ref not in progress.avoid]
 
 
 def _has_room(candidate: Candidate, pool: Sequence[Candidate]) -> bool:

@@ -68,9 +68,43 @@ class PolicyConfig:
 
 @dataclass(frozen=True, slots=True)
 class RegistryConfig:
-    """How long an announcement is believed. Workers are told, and repeat theirs well within."""
+    """How long an announcement is believed, in seconds. Workers are told, and repeat theirs well within.
+
+    A worker that was not heard for the share `quiet` of it gets nothing new until it is heard again; after `ttl_s` it counts
+    as lost, and what it has is given to others.
+    """
 
     ttl_s: float = 5.0
+    quiet: float = 0.7
+
+    @property
+    def quiet_s(self) -> float:
+        """For how long a worker may be silent and be offered."""
+        return self.ttl_s * self.quiet
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryConfig:
+    """How the ways between the pools are proven where no user does it; seconds.
+
+    A pair of workers without a hand-off for `interval_s` gets a canary; 0 sends none, and calls no pair bad. At most one is
+    sent per `spacing_s`, and one is under way for at most `timeout_s`. A pair is bad after `canary_failures` canaries or
+    `handoff_failures` users' hand-offs that failed running. One that failed is tried again after `retry_s`, doubling up to
+    `max_backoff_s`.
+    """
+
+    interval_s: float = 10.0
+    spacing_s: float = 1.0
+    timeout_s: float = 5.0
+    canary_failures: int = 2
+    handoff_failures: int = 3
+    retry_s: float = 1.0
+    max_backoff_s: float = 30.0
+
+    @property
+    def enabled(self) -> bool:
+        """Whether canaries are sent."""
+        return self.interval_s > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +120,7 @@ class RouterConfig:
     retry: RetryConfig = field(default_factory=RetryConfig)
     policies: PolicyConfig = field(default_factory=PolicyConfig)
     registry: RegistryConfig = field(default_factory=RegistryConfig)
+    canary: CanaryConfig = field(default_factory=CanaryConfig)
     request_timeout_s: float = 600.0
     drain_timeout_s: float = 30.0
 
@@ -96,11 +131,16 @@ class RouterConfig:
             "http.stall_s": self.http.stall_s,
             "admission.max_running": self.admission.max_running,
             "registry.ttl_s": self.registry.ttl_s,
+            "canary.spacing_s": self.canary.spacing_s,
+            "canary.timeout_s": self.canary.timeout_s,
+            "canary.retry_s": self.canary.retry_s,
             "request_timeout_s": self.request_timeout_s,
         }
         for name, value in positive.items():
             if not value > 0:
                 raise ConfigError(f"{name}: got {value}, must be above 0")
+        if not self.canary.interval_s >= 0:
+            raise ConfigError(f"canary.interval_s: got {self.canary.interval_s}, must be at least 0")
         if self.grpc.port == self.http.port != 0:
             raise ConfigError(f"grpc.port: got {self.grpc.port}, which is http.port; each needs a port of its own")
         if not self.model_name:

@@ -15,7 +15,7 @@ from contextlib import aclosing
 
 from contracts.errors import DeadlineExceeded, DiptychError, InternalError, Overloaded, Unavailable
 from contracts.request import TokenDelta
-from contracts.worker import WorkerInfo, WorkerKind
+from contracts.worker import WorkerKind
 from observability.metrics import RouterMetrics
 from router.attempts import Alone, HandOver, Means
 from router.exchange import Route
@@ -63,43 +63,45 @@ class Flow:
         return self._means.chooser.has_other(kinds, progress.avoid)
 
     async def _next_attempt(self, progress: Progress) -> Alone | HandOver:
-        decode = await self._worker(WorkerKind.DECODE, progress)
-        prefill = await self._prefill_worker(progress)
-        if prefill is None:
-            return Alone(self._means, progress, decode)
-        return HandOver(self._means, progress, prefill, decode)
-
-    async def _prefill_worker(self, progress: Progress) -> WorkerInfo | None:
-        """None when the request shall run on a decode worker alone."""
-        match progress.job.route:
-            case Route.COLOCATED:
-                return None
-            case Route.DISAGGREGATED:
-                return await self._worker(WorkerKind.PREFILL, progress)
-            case None:
-                if progress.num_handoff_failures > self._means.retry.max_handoff_failures:
-                    return None
-                # A decode worker alone is better than a prefill worker that has failed this request already.
-                return self._means.chooser.choose_fresh(WorkerKind.PREFILL, progress, progress.avoid)
-
-    async def _worker(self, kind: WorkerKind, progress: Progress) -> WorkerInfo:
-        """A ready worker. Waits for one if the request ran already, if one is known that is not ready just now, or if this
-        router is so young that its workers may not have found it yet.
+        """Waits for workers if the request ran already, if one is known that is not ready just now, or if this router is so
+        young that its workers may not have found it yet.
         """
         clock, retry = self._means.clock, self._means.retry
         give_up = clock.now() + retry.worker_wait_s
         while True:
             self._means.halt.check()
-            chosen = self._means.chooser.choose(kind, progress)
-            if chosen is not None:
-                return chosen
+            attempt = self._attempt_now(progress)
+            if attempt is not None:
+                return attempt
+            missing, why = self._missing()
             if progress.time_left_s == 0:
-                raise DeadlineExceeded(f"the request's time ran out while it waited for a {kind} worker")
+                raise DeadlineExceeded(f"the request's time ran out while it waited: {why}")
             young = clock.now() < self._started_at + retry.first_worker_wait_s
-            hopeful = progress.num_failures > 0 or young or self._means.pools.knows_any(kind)
-            if not hopeful or clock.now() >= give_up:
-                raise _NoWorker(f"no {kind} worker is ready")
+            may_come = missing is not None and (young or self._means.pools.knows_any(missing))
+            if not (progress.num_failures > 0 or may_come) or clock.now() >= give_up:
+                raise _NoWorker(why)
             await clock.sleep(min(_POLL_S, progress.time_left_s))
+
+    def _attempt_now(self, progress: Progress) -> Alone | HandOver | None:
+        """None when a worker that it needs is not there."""
+        chooser, route = self._means.chooser, progress.job.route
+        if route is None and progress.num_handoff_failures > self._means.retry.max_handoff_failures:
+            route = Route.COLOCATED
+        if route is not Route.COLOCATED:
+            pair = chooser.pair(progress, forced=route is Route.DISAGGREGATED)
+            if pair is not None:
+                return HandOver(self._means, progress, *pair)
+            if route is Route.DISAGGREGATED:
+                return None
+        decode = chooser.decode(progress)
+        return None if decode is None else Alone(self._means, progress, decode)
+
+    def _missing(self) -> tuple[WorkerKind | None, str]:
+        """Of which pool no worker is ready, decode first; none where it is only that every pair is bad. And in words."""
+        for kind in (WorkerKind.DECODE, WorkerKind.PREFILL):
+            if not self._means.pools.candidates(kind):
+                return kind, f"no {kind} worker is ready"
+        return None, "no prefill worker can hand over to any decode worker: every pair of them is bad, see /health"
 
     async def _back_off(self, progress: Progress) -> None:
         pause = self._means.retry.backoff_s * 2 ** min(progress.num_failures - 1, 6)
@@ -107,6 +109,6 @@ class Flow:
 
 
 class _NoWorker(Unavailable):
-    """Waited for a worker as long as it makes sense; another attempt would only wait again."""
+    """Waited for workers as long as it makes sense; another attempt would only wait again."""
 
     retryable = False

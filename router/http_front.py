@@ -21,13 +21,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from contracts.errors import DiptychError, InternalError, InvalidRequest, shown
-from contracts.worker import WorkerKind
 from observability.metrics import RouterMetrics
 from router.exchange import Ask, TextPrompt, valid_traceparent
+from router.health import HealthReport
 from router.http_answer import AnswerResponse, error_response
 from router.openai_format import ChatFormat, CompletionFormat, Echo, Format, Frame, Json, error_body, render
 from router.openai_schema import ChatBody, CommonBody, CompletionBody, chat_ask, completion_ask, parse
-from router.registry import Registry
 from router.service import MAX_REQUEST_ID_CHARS, Inference
 
 _READ_ON = 4  # times the limit
@@ -48,13 +47,13 @@ class HttpFront:
     def __init__(
         self,
         service: Inference,
-        registry: Registry,
+        health: Callable[[], HealthReport],
         metrics: RouterMetrics,
         limits: FrontLimits,
         new_id: Callable[[], str],
     ) -> None:
         self._service = service
-        self._registry = registry
+        self._health_now = health
         self._metrics = metrics
         self._limits = limits
         self._new_id = new_id
@@ -181,11 +180,8 @@ class HttpFront:
     async def _health(self, request: Request) -> Response:
         """200 only when a request can be served: the body says what there is, and what is missing."""
         del request
-        ready = {kind.value: len(self._registry.ready(kind)) for kind in WorkerKind}
-        missing = [f"no {kind} worker is ready" for kind, count in ready.items() if count == 0]
-        servable = ready[WorkerKind.DECODE.value] > 0 and not self._service.stopping
-        state = "stopping" if self._service.stopping else "ok" if servable else "unavailable"
-        return _json({"status": state, "ready": ready, "missing": missing}, 200 if servable else 503)
+        report = self._health_now()
+        return _json(report.as_json(), 200 if report.servable else 503)
 
     async def _version(self, request: Request) -> Response:
         del request

@@ -1,6 +1,7 @@
 """Who is there: the workers that announced themselves, each in its newest life, while their word is fresh.
 
     announce ──▶ known ──announce within ttl_s──▶ known
+                   ├── quiet_s without a word ──▶ known, but not offered, until it announces again
                    ├── ttl_s without a word ──▶ LOST
                    ├── leave ──▶ LEFT           finishes what it has, takes nothing new
                    ├── newer epoch ──▶ LOST (the old life), JOINED (the new one)
@@ -129,7 +130,12 @@ class EmbeddedRegistry:
 
     def ready(self, kind: WorkerKind) -> tuple[Worker, ...]:
         """See Registry."""
-        return tuple(w for w in self.workers(kind) if w.load.state is WorkerState.READY and not w.suspect)
+        oldest = self._clock.now() - self._config.quiet_s
+        return tuple(
+            w
+            for w in self.workers(kind)
+            if w.load.state is WorkerState.READY and w.heard_at >= oldest and not w.suspect
+        )
 
     def suspect(self, ref: WorkerRef) -> None:
         """See Registry."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Coroutine
 from dataclasses import dataclass
 
 from contracts.clock import Clock
@@ -20,14 +21,17 @@ from observability.log import get_logger
 from observability.metrics import RouterMetrics, WorkerSample
 from router.admission import Admission
 from router.attempts import Means
+from router.canary import Canary
 from router.choice import Chooser
 from router.config import RouterConfig
 from router.flow import Flow
 from router.grpc_front import INFERENCE_SERVICE, REGISTRY_SERVICE, InferenceServicer, RegistryServicer
 from router.halt import Halt
+from router.health import Health
 from router.http_front import FrontLimits, HttpFront
 from router.http_server import HttpServer
 from router.model_card import load_model_card
+from router.pairs import PairBook
 from router.policies import make_policy
 from router.pools import Pools
 from router.registry import EmbeddedRegistry
@@ -36,6 +40,7 @@ from rpc.server import RpcServer, join_address
 
 log = get_logger(__name__)
 _EXPIRY_CHECKS_PER_TTL = 4
+_HEALTH_CHECK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +68,21 @@ class RouterServer:
             WorkerKind.PREFILL: make_policy(config.policies.prefill),
             WorkerKind.DECODE: make_policy(config.policies.decode),
         }
-        means = Means(self._pools, Chooser(self._pools, policies), clock, config.retry, new_id, self._halt)
+        book = PairBook(config.canary, clock)
+        self._registry.subscribe(book.on_change)
+        chooser = Chooser(self._pools, policies, book)
+        means = Means(self._pools, chooser, clock, config.retry, new_id, self._halt, book)
+        self._canary = Canary(means, book, config.canary, metrics)
+        self._health = Health(self._registry, chooser, book, self._admission)
+        metrics.watch_bad_pairs(lambda: len(chooser.bad_pairs()))
         service = Inference(card, self._admission, Flow(means, metrics), self._registry, clock, metrics)
         limits = FrontLimits(config.http.max_body_bytes, config.request_timeout_s)
-        self._http = HttpServer(config.http, HttpFront(service, self._registry, metrics, limits, new_id).app)
+        self._http = HttpServer(config.http, HttpFront(service, self._health.report, metrics, limits, new_id).app)
         self._grpc = RpcServer(config.grpc, (INFERENCE_SERVICE, REGISTRY_SERVICE))
         servicer = InferenceServicer(service, config.request_timeout_s, new_id)
         inference_pb2_grpc.add_InferenceServicer_to_server(servicer, self._grpc.grpc_server)
         registry_pb2_grpc.add_RegistryServicer_to_server(RegistryServicer(self._registry), self._grpc.grpc_server)
-        self._housekeeping: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> Ports:
         """Open both doors. Raises ConfigError when a port is busy; then nothing stays open."""
@@ -82,7 +93,7 @@ class RouterServer:
             await self._http.stop(0.0)
             raise
         await self._http.start()
-        self._housekeeping = asyncio.ensure_future(self._keep_house())
+        self._tasks = [_watched("housekeeping", self._keep_house()), _watched("canary", self._canary.run())]
         config = self._config
         log.info(
             "ready",
@@ -95,6 +106,7 @@ class RouterServer:
     async def drain(self) -> None:
         """Refuse new requests; return when the running ones have ended."""
         self._admission.close()
+        self._canary.stop()
         await self._grpc.set_serving(False)
         await self._admission.wait_idle()
 
@@ -102,10 +114,10 @@ class RouterServer:
         """Close both doors, end what still runs with a last word, give everything back. Idempotent."""
         self._halt.now()
         self._admission.halt(Unavailable("this router is stopping"))
-        housekeeping, self._housekeeping = self._housekeeping, None
-        if housekeeping is not None:
-            housekeeping.cancel()
-            await asyncio.wait((housekeeping,))
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._http.stop(1.0)
         await self._grpc.stop(1.0)
         await self._pools.close()
@@ -114,9 +126,8 @@ class RouterServer:
         """Forget silent workers, and let gRPC health follow whether a request can be served."""
         while True:
             self._registry.expire()
-            if not self._admission.closed:
-                await self._grpc.set_serving(bool(self._registry.ready(WorkerKind.DECODE)))
-            await self._clock.sleep(self._config.registry.ttl_s / _EXPIRY_CHECKS_PER_TTL)
+            await self._grpc.set_serving(self._health.report().servable)
+            await self._clock.sleep(min(self._config.registry.ttl_s / _EXPIRY_CHECKS_PER_TTL, _HEALTH_CHECK_S))
 
     def _sample_workers(self) -> list[WorkerSample]:
         return [
@@ -135,6 +146,19 @@ class RouterServer:
 
     def _count_requests(self) -> tuple[int, int]:
         return self._admission.num_running, self._admission.num_waiting
+
+
+def _watched(name: str, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    """A task whose death is not silent."""
+
+    def ended(task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("a task of this router died", error, task=name)
+
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(ended)
+    return task
 
 
 def new_id() -> str:

@@ -15,7 +15,7 @@ from router.config import RegistryConfig
 from router.registry import ChangeKind, EmbeddedRegistry
 
 LAYOUT = KVLayout("m", "float32", 1, 1, 8, 16)
-TTL_S = 5.0
+TTL_S, QUIET_S = 5.0, 3.0
 
 
 def info(worker_id="a", epoch=1, kind=WorkerKind.DECODE, **changes):
@@ -26,7 +26,7 @@ def info(worker_id="a", epoch=1, kind=WorkerKind.DECODE, **changes):
 @pytest.fixture(params=["embedded"])
 def kept(request):
     clock = VirtualClock()
-    registry = EmbeddedRegistry(RegistryConfig(TTL_S), "m", clock)
+    registry = EmbeddedRegistry(RegistryConfig(TTL_S, QUIET_S / TTL_S), "m", clock)
     changes = []
     registry.subscribe(lambda change: changes.append((change.kind, change.info.ref)))
     return registry, clock, changes
@@ -36,12 +36,24 @@ async def test_an_announcement_is_believed_for_its_ttl(kept):
     registry, clock, changes = kept
     assert await registry.announce(info(), WorkerLoad()) == TTL_S
     await clock.advance(TTL_S)
-    assert [w.info.ref for w in registry.ready(WorkerKind.DECODE)] == [WorkerRef("a", 1)]
+    assert [w.info.ref for w in registry.workers(WorkerKind.DECODE)] == [WorkerRef("a", 1)]
     assert registry.ready(WorkerKind.PREFILL) == ()
     await clock.advance(0.1)
     assert registry.workers() == (), "stale even before anybody sweeps"
     registry.expire()
     assert changes == [(ChangeKind.JOINED, WorkerRef("a", 1)), (ChangeKind.LOST, WorkerRef("a", 1))]
+
+
+async def test_who_is_quiet_is_not_offered_until_heard_again(kept):
+    registry, clock, changes = kept
+    await registry.announce(info(), WorkerLoad())
+    await clock.advance(QUIET_S)
+    assert len(registry.ready(WorkerKind.DECODE)) == 1
+    await clock.advance(0.1)
+    assert registry.ready(WorkerKind.DECODE) == ()
+    await registry.announce(info(), WorkerLoad())
+    assert len(registry.ready(WorkerKind.DECODE)) == 1
+    assert changes == [(ChangeKind.JOINED, WorkerRef("a", 1))], "it was never lost"
 
 
 async def test_a_newer_life_replaces_the_older_which_is_refused_from_then_on(kept):

@@ -7,12 +7,10 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from contracts.clock import MonotonicClock
 from observability.metrics import RouterMetrics
-from router.config import RegistryConfig
+from router.health import HealthReport
 from router.http_front import FrontLimits, HttpFront
 from router.http_protocol import MAX_HEAD_BYTES
-from router.registry import EmbeddedRegistry
 from router.server import new_id
 from router.service import Inference
 from tests.integration.router_harness import MODEL, router_config, running_router
@@ -145,10 +143,9 @@ class Faulty(Inference):
 
 
 async def test_a_fault_of_ours_is_an_error_body_too():
-    clock = MonotonicClock()
-    registry = EmbeddedRegistry(RegistryConfig(), MODEL, clock)
     metrics = RouterMetrics(MODEL, list, lambda: (0, 0))
-    app = HttpFront(Faulty(), registry, metrics, FrontLimits(1000, 1.0), new_id).app
+    health = HealthReport("ok", {}, (), {}, ())
+    app = HttpFront(Faulty(), lambda: health, metrics, FrontLimits(1000, 1.0), new_id).app
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
         response = await client.get("/v1/models/tiny")
