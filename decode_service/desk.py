@@ -1,18 +1,20 @@
 """Where routers' sessions are served: commands in, answers out, whatever carries them.
 
     open_session ──▶ attach, generate, cancel … ──▶ finish_session (no more commands) or close_session (abort what is carried)
+    drain ──▶ what comes, and waits in vain, is told Draining ──▶ send_away: so is everything ──▶ end_sessions
 
-Does not know gRPC, hand-offs or KV.
+Does not know gRPC or KV.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
 
-from contracts.errors import DiptychError, Unavailable
+from contracts.errors import DiptychError, Draining
 from contracts.request import GenerationRequest
-from decode_service.outputs import AnswerBook
+from decode_service.outputs import Answer, AnswerBook, AnswerState
 from decode_service.session import RouterSession
 from engine.driver import EngineDriver
 from kv_transfer.endings import report
@@ -29,7 +31,7 @@ class AnswerDesk:
         self._sessions: set[RouterSession] = set()
         self._numbers = itertools.count(1)
         self._admitting: set[asyncio.Task[None]] = set()
-        self._takes_new = True
+        self._holds: Callable[[str], bool] | None = None  # set once it drains
 
     def open_session(self) -> RouterSession:
         """A new stream of answers; `close_session` must follow."""
@@ -40,13 +42,15 @@ class AnswerDesk:
     def attach(self, session: RouterSession, handoff_id: str, wait_s: float) -> None:
         """`session` reads this hand-off, whether its KV has come or will come within `wait_s`."""
         self._book.attach(session, handoff_id, wait_s)
+        if self._holds is not None:
+            self.send_away(everything=False)
 
     def generate(self, session: RouterSession, request: GenerationRequest) -> None:
         """Run a request alone; a refusal comes as its only delta."""
         if not self._book.start(session, request.request_id):
             return
-        if not self._takes_new:
-            self._book.fail(request.request_id, Unavailable(f"{self._worker_id} drains and takes no new requests"))
+        if self._holds is not None:
+            self._book.fail(request.request_id, self._draining())
             return
         admitting = asyncio.ensure_future(self._admit(request))
         self._admitting.add(admitting)
@@ -67,9 +71,24 @@ class AnswerDesk:
         self._sessions.discard(session)
         self._book.close_session(session)
 
-    def refuse_new(self) -> None:
-        """Requests that come from now on are refused with Unavailable; those here go on."""
-        self._takes_new = False
+    def drain(self, holds: Callable[[str], bool]) -> None:
+        """From now on whoever asks for an answer that is not here is told Draining, and so is who waits for one already.
+
+        `holds` says of a hand-off whether its KV is on the way here.
+        """
+        self._holds = holds
+        self.send_away(everything=False)
+
+    def send_away(self, *, everything: bool) -> None:
+        """Tell Draining to who waits for a hand-off that will not come or, with `everything`, to every reader."""
+        error = self._draining()
+
+        def verdict(answer: Answer) -> DiptychError | None:
+            coming = self._holds is not None and self._holds(answer.request_id)
+            hopeless = answer.state is AnswerState.AWAITED and not coming
+            return error if everything or hopeless else None
+
+        self._book.sweep(verdict)
 
     def end_sessions(self) -> None:
         """Let every stream end once its outbox is empty; for when no answer is open any more."""
@@ -78,11 +97,13 @@ class AnswerDesk:
 
     async def close(self) -> None:
         """Close every session. Idempotent."""
-        self._takes_new = False
         for session in list(self._sessions):
             self.close_session(session)
         if self._admitting:
             await asyncio.wait(set(self._admitting))
+
+    def _draining(self) -> Draining:
+        return Draining(f"{self._worker_id} is about to stop")
 
     async def _admit(self, request: GenerationRequest) -> None:
         # Cancelled before its turn: then its abort is ahead of us in the queue.

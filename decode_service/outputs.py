@@ -4,7 +4,7 @@
     (nothing) ──────────────────────────────────────────▶ UNCLAIMED ──attach──▶ STREAMING ──last delta──▶ (nothing)
         │                                                    │ nobody attached within claim_wait_s: aborted
         ├──attach──▶ AWAITED ──expect──▶ STREAMING           ▼
-        │               └─ lost, or wait_s passed: error delta, (nothing)
+        │               └─ lost, or wait_s passed: error delta, (nothing)      any ──the worker drains──▶ Draining, (nothing)
         └──start (runs alone)──▶ STREAMING ──cancel, session closed──▶ aborted, (nothing)
 
 Tokens made before anybody attached wait in the answer. A hand-off that was lost before anybody attached is remembered for
@@ -29,6 +29,7 @@ from decode_service.session import RouterSession
 from observability.log import get_logger
 
 log = get_logger(__name__)
+Verdict = Callable[["Answer"], DiptychError | None]  # why an answer shall end now, if it shall
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,20 +167,18 @@ class AnswerBook:
             self._stop(answer, RequestCancelled(f"{answer.request_id}: its session ended"))
             del self._answers[answer.request_id]
 
-    def sweep(self, *, nothing_comes: bool = False) -> None:
-        """End what has waited too long; with `nothing_comes` also every wait for a hand-off, since none will be taken."""
+    def sweep(self, verdict: Verdict | None = None) -> None:
+        """End what has waited too long, and every answer for which `verdict` has a reason."""
         now = self._clock.now()
-
-        def overdue(answer: Answer) -> bool:
-            hopeless = nothing_comes and answer.state is AnswerState.AWAITED
-            return hopeless or (answer.deadline is not None and answer.deadline <= now)
-
-        for answer in [a for a in self._answers.values() if overdue(a)]:
-            what = "does not come" if answer.state is AnswerState.AWAITED else "nobody attached in time"
-            log.warning("gave up", handoff_id=answer.request_id, reason=what)
-            error = UnknownHandoff(f"{answer.request_id}: {what}")
-            self._stop(answer, error)
-            self.fail(answer.request_id, error)
+        for answer in tuple(self._answers.values()):
+            error = None if verdict is None else verdict(answer)
+            if error is None and answer.deadline is not None and answer.deadline <= now:
+                what = "does not come" if answer.state is AnswerState.AWAITED else "nobody attached in time"
+                log.warning("gave up", handoff_id=answer.request_id, reason=what)
+                error = UnknownHandoff(f"{answer.request_id}: {what}")
+            if error is not None and self._answers.get(answer.request_id) is answer:
+                self._stop(answer, error)
+                self.fail(answer.request_id, error)
         self._lost.forget()
 
     def _stop(self, answer: Answer, error: DiptychError) -> None:

@@ -26,6 +26,11 @@ class EnginePool:
     def __init__(self, driver: EngineDriver, book: AnswerBook) -> None:
         self._driver = driver
         self._book = book
+        self._coming: set[str] = set()  # hand-offs that hold room, or ask for it just now
+
+    def holds(self, handoff_id: str) -> bool:
+        """Whether this hand-off is on its way in: it has room here, or asks for it, and is not adopted."""
+        return handoff_id in self._coming
 
     async def reserve(self, handoff_id: str, num_tokens: int, block_hashes: tuple[bytes, ...]) -> KVLease | None:
         """See KVPool. UnknownHandoff for one that was adopted: a late copy of its Reserve must not end its answer."""
@@ -36,7 +41,17 @@ class EnginePool:
             if lease is not None:
                 engine.release(lease)
 
-        return await self._driver.call(lambda engine: engine.reserve(handoff_id, num_tokens, block_hashes), give_back)
+        was_coming = handoff_id in self._coming
+        self._coming.add(handoff_id)
+        lease: KVLease | None = None
+        try:
+            lease = await self._driver.call(
+                lambda engine: engine.reserve(handoff_id, num_tokens, block_hashes), give_back
+            )
+        finally:
+            if lease is None and not was_coming:
+                self._coming.discard(handoff_id)
+        return lease
 
     async def adopt(
         self, request: GenerationRequest, lease: KVLease, num_computed_tokens: int, seals: Sequence[bytes]
@@ -47,6 +62,7 @@ class EnginePool:
         except DiptychError:
             await self.release(lease)
             raise
+        self._coming.discard(request.request_id)
 
         def adopt(engine: Engine) -> None:
             try:
@@ -59,6 +75,7 @@ class EnginePool:
 
     async def release(self, lease: KVLease, spoiled: Sequence[int] = ()) -> None:
         """See KVPool."""
+        self._coming.discard(lease.holder)
         await self._driver.call(lambda engine: engine.release(lease, spoiled))
 
 

@@ -1,6 +1,6 @@
 """A decode worker without a process around it: an engine, the receiver of hand-offs, and the sessions that read answers.
 
-    starting ──start──▶ ready ──drain──▶ draining (no new hand-offs or requests; those here end) ──stop──▶ gone
+    starting ──start──▶ ready ──drain──▶ draining (nothing new; what is here ends, or goes on elsewhere) ──stop──▶ gone
 
 Tests start it in one event loop with a FakeRunner and the `local` connector; `main` puts it behind gRPC. Owns the engine's
 thread, the receiver (a HandoffPeer) and the desk where sessions are served; not the connectors. Does not know gRPC.
@@ -56,9 +56,10 @@ class DecodeWorker:
         self._sweeping: asyncio.Task[None] | None = None
         self._state = WorkerState.STARTING
         self.on_mismatch: Callable[[], None] | None = None
+        self._pool = EnginePool(self.driver, self._book)
         self.receiver: Receiver[KVLease] = Receiver(
             side,
-            EnginePool(self.driver, self._book),
+            self._pool,
             HandoffListener(self._book, self._on_mismatch),
             config.receiver,
             self.driver.die,
@@ -85,14 +86,21 @@ class DecodeWorker:
         """See rpc.lifecycle.ServedWorker."""
         return self.driver.stalled_s()
 
-    async def drain(self) -> None:
-        """Take nothing new; return when every hand-off and every answer that is here has ended."""
+    async def drain(self, patience_s: float) -> None:
+        """Take nothing new, and let hand-offs and answers that are here end for `patience_s`; then end them as Draining, to
+        go on elsewhere. Returns when nothing is left.
+        """
         self._state = WorkerState.DRAINING
-        self.desk.refuse_new()
-        await self.receiver.drain()
-        while self._book.num_open:
-            self._book.sweep(nothing_comes=True)
-            await self._clock.sleep(self._config.drain_poll_s)
+        enough_at = self._clock.now() + patience_s
+        self.desk.drain(self._pool.holds)
+        handoffs = asyncio.ensure_future(self.receiver.drain(patience_s))
+        try:
+            while self._book.num_open or not handoffs.done():
+                self.desk.send_away(everything=self._clock.now() >= enough_at)
+                await self._clock.sleep(self._config.drain_poll_s)
+        finally:
+            handoffs.cancel()
+            await asyncio.wait((handoffs,))
         self.desk.end_sessions()
 
     async def stop(self) -> None:

@@ -18,6 +18,7 @@ from typing import Generic
 
 from contracts.errors import (
     DiptychError,
+    Draining,
     HandoffError,
     NoRoom,
     RequestCancelled,
@@ -87,7 +88,7 @@ class Receiver(Generic[LeaseT]):
         return ConnectResponse(self._side.ref, tuple(c.address() for c in self._side.connectors))
 
     async def reserve(self, request: ReserveRequest) -> Grant:
-        """See HandoffPeer. UnknownHandoff for an id that has ended; HandoffError while this worker drains."""
+        """See HandoffPeer. UnknownHandoff for an id that has ended; Draining while this worker drains."""
         self._check_lives(request.prefill, request.decode)
         handoff_id = request.handoff_id
         live = self._live.get(handoff_id)
@@ -101,7 +102,7 @@ class Receiver(Generic[LeaseT]):
         if self._finished.get(handoff_id) is not None:
             raise UnknownHandoff(f"hand-off {handoff_id} has ended")
         if self._draining:
-            raise HandoffError(f"{self._side.ref.worker_id} is draining")
+            raise Draining(f"{self._side.ref.worker_id} is about to stop")
         asking = self._asking.get(handoff_id)
         if asking is None:
             asking = asyncio.ensure_future(self._take(request))
@@ -142,10 +143,15 @@ class Receiver(Generic[LeaseT]):
         """Hand-offs that hold a lease, by state."""
         return Counter(live.state for live in self._live.values())
 
-    async def drain(self) -> None:
-        """Grant nothing new; return when no hand-off holds a lease any more."""
+    async def drain(self, patience_s: float) -> None:
+        """Grant nothing new, give up after `patience_s` what is not adopted then; return when nothing holds a lease."""
         self._draining = True
+        enough_at = self._side.clock.now() + patience_s
         while self._asking or self._live:
+            if self._side.clock.now() >= enough_at:
+                for live in tuple(self._live.values()):
+                    if live.state in (TargetState.RESERVED, TargetState.RECEIVING):
+                        live.end(TargetEvent.ABORTED, Draining(f"{self._side.ref.worker_id} is about to stop"))
             await self._side.clock.sleep(self._config.quiesce_poll_s)
 
     async def close(self) -> None:

@@ -1,6 +1,6 @@
 """A prefill worker without a process around it: an engine, its connectors, and the runs that are on it.
 
-    starting ──start──▶ ready ──drain──▶ draining (no new runs; those here end) ──stop──▶ gone
+    starting ──start──▶ ready ──drain──▶ draining (no new runs; those here end, or go on elsewhere) ──stop──▶ gone
 
 Tests start it in one event loop with a FakeRunner and the `local` connector; `main` puts it behind gRPC. Owns the engine's
 thread and the runs; does not own the connectors' region. Does not know gRPC.
@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from contracts.clock import Clock
-from contracts.errors import InvalidRequest, Unavailable
+from contracts.errors import Draining, InvalidRequest, Unavailable
 from contracts.prefill import PrefillEvent, Target
 from contracts.request import GenerationRequest
 from contracts.worker import WorkerLoad, WorkerState
@@ -21,6 +21,7 @@ from engine.driver import EngineDriver
 from engine.engine import Engine
 from engine.loop import EngineLoop, LoopFactory
 from engine.output import Retained, StepOutput
+from kv_transfer.endings import until_done, within
 from kv_transfer.links import Links, Side
 from observability.log import get_logger
 from prefill_service.peer import PeerSource
@@ -46,6 +47,8 @@ class PrefillWorker:
         self._settling: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
+        # Set when runs that are still here shall go on elsewhere.
+        self._enough: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._state = WorkerState.STARTING
 
     @property
@@ -71,11 +74,13 @@ class PrefillWorker:
     ) -> AsyncGenerator[PrefillEvent, None]:
         """One request from its prompt to its hand-off; close the generator to abort it, at any moment.
 
-        `targets` brings another target after each HandoffFailed, or None. Raises InvalidRequest, Overloaded, Unavailable
-        (draining), UnknownHandoff (held in vain). Nothing of the request is left on this worker once it is closed.
+        `targets` brings another target after each HandoffFailed, or None. Raises InvalidRequest, Overloaded, Draining (at
+        any moment), UnknownHandoff (held in vain). Nothing of the request is left on this worker once it is closed.
         """
+        if self._state is WorkerState.STARTING:
+            raise Unavailable(f"{self.ref.worker_id} has not started yet")
         if self._state is not WorkerState.READY:
-            raise Unavailable(f"{self.ref.worker_id} is {self._state.value} and takes no new requests")
+            raise self._draining()
         if request.request_id in self._runs:
             raise InvalidRequest(
                 "request_id", request.request_id, "must be new; a request with this id is being served"
@@ -85,7 +90,7 @@ class PrefillWorker:
         self._idle.clear()
         try:
             async with aclosing(run.events(targets)) as events:
-                async for event in events:
+                while (event := await self._next(events)) is not None:
                     yield event
         finally:
             # A task of the worker's own: a second cancellation must not leave blocks behind.
@@ -94,10 +99,18 @@ class PrefillWorker:
             settling.add_done_callback(self._settling.discard)
             await asyncio.shield(settling)
 
-    async def drain(self) -> None:
-        """Take no new runs; return when those that are here have ended."""
+    async def drain(self, patience_s: float) -> None:
+        """Take no new runs, and let those that are here end for `patience_s`; then end them as Draining, to go on elsewhere.
+
+        Returns when none is left.
+        """
         self._state = WorkerState.DRAINING
-        await self._idle.wait()
+        try:
+            await within(self._clock, patience_s, self._idle.wait())
+        except TimeoutError:
+            log.info("sent away", runs=len(self._runs))
+            self._enough.set_result(None)
+            await self._idle.wait()
 
     async def stop(self) -> None:
         """Stop the engine; whoever still runs gets Unavailable. Connectors are the caller's to close. Idempotent."""
@@ -107,6 +120,21 @@ class PrefillWorker:
         await self._links.close()
         await self._peers.close()
         await self.driver.stop()
+
+    async def _next(self, events: AsyncGenerator[PrefillEvent, None]) -> PrefillEvent | None:
+        """The next event, None after the last. Draining when this worker cannot wait for it any longer."""
+        step = asyncio.ensure_future(anext(events, None))
+        try:
+            await asyncio.wait((step, self._enough), return_when=asyncio.FIRST_COMPLETED)
+            if not step.done():
+                raise self._draining()
+            return step.result()
+        finally:
+            step.cancel()
+            await until_done(step)
+
+    def _draining(self) -> Draining:
+        return Draining(f"{self.ref.worker_id} is about to stop")
 
     async def _settle(self, request_id: str, run: PrefillRun) -> None:
         try:

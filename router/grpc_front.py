@@ -85,8 +85,10 @@ class RegistryServicer(registry_pb2_grpc.RegistryServicer):
     async def Leave(self, request: registry_pb2.LeaveRequest, context: _LeaveContext) -> registry_pb2.LeaveResponse:
         """See the service's definition."""
         del context
-        await self._registry.leave(worker_ref_from_pb(request.ref))
-        return registry_pb2.LeaveResponse()
+        ref = worker_ref_from_pb(request.ref)
+        kinds = [worker.info.kind for worker in self._registry.workers() if worker.info.ref == ref]
+        await self._registry.leave(ref)
+        return registry_pb2.LeaveResponse(num_others=sum(len(self._registry.ready(kind)) for kind in kinds))
 
 
 def ask_from_pb(message: pb.GenerateRequest, card: ModelCard, new_id: Callable[[], str], traceparent: str) -> Ask:

@@ -36,8 +36,8 @@ class RegistryClient(Protocol):
         """Say that the worker lives; seconds for which it is believed. Raises DiptychError."""
         ...
 
-    async def leave(self, ref: WorkerRef) -> None:
-        """Say that the worker takes no new work. Raises DiptychError."""
+    async def leave(self, ref: WorkerRef) -> int:
+        """Say that the worker takes no new work; how many others of its pool do. Raises DiptychError."""
         ...
 
     async def close(self) -> None:
@@ -65,13 +65,14 @@ class GrpcRegistryClient:
             raise from_rpc_error(error, self._address) from error
         return answer.ttl_s
 
-    async def leave(self, ref: WorkerRef) -> None:
+    async def leave(self, ref: WorkerRef) -> int:
         """See RegistryClient."""
         request = registry_pb2.LeaveRequest(ref=wire_handoff.worker_ref_to_pb(ref))
         try:
-            await self._stub.Leave(request, timeout=self._timeout_s)
+            answer = await self._stub.Leave(request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, self._address) from error
+        return answer.num_others
 
     async def close(self) -> None:
         """See RegistryClient."""
@@ -146,11 +147,15 @@ class Announcer:
                 wait.cancel()
         self._soon.clear()
 
-    async def leave(self) -> None:
-        """Say farewell, best effort: an unheard farewell only means that the registry waits for its ttl."""
+    async def leave(self) -> int:
+        """Say farewell, best effort: an unheard farewell only means that the registry waits for its ttl.
+
+        Returns how many workers of this pool are left, 0 when nobody said.
+        """
         try:
-            await self._client.leave(self._info.ref)
+            return await self._client.leave(self._info.ref)
         except DiptychError as error:
             log.info("farewell not heard", reason=error.message)
+            return 0
         finally:
             await self._client.close()

@@ -1,6 +1,6 @@
 """One life of a served worker: from a loaded model to exit, the same for both pools.
 
-    run ──▶ started, announced ──signal──▶ left, draining (refuses new work, finishes what it has, bounded) ──▶ stopped
+    run ──▶ started, announced ──signal──▶ left, draining (refuses new work, finishes or sends away what it has) ──▶ stopped
                   │  └─ stalled with work: NOT_SERVING, announced as such at once, until it moves
                   └─ worker.fatal ──▶ NOT_SERVING, calls cancelled, FatalError
 
@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from contracts.clock import Clock
+from contracts.errors import ConfigError
 from contracts.worker import WorkerLoad, WorkerState
 from observability.log import get_logger
 from rpc.announce import Announcer
@@ -23,6 +24,7 @@ from rpc.process import FatalError, StopSignals
 from rpc.server import RpcServer
 
 log = get_logger(__name__)
+_LEAST_FAREWELL_S = 0.25
 
 
 class ServedWorker(Protocol):
@@ -41,8 +43,11 @@ class ServedWorker(Protocol):
         """For how long it has had work without any progress, once that is too long for its work; 0 until then."""
         ...
 
-    async def drain(self) -> None:
-        """Refuse new work from now on; return when all work is done."""
+    async def drain(self, patience_s: float) -> None:
+        """Refuse new work from now on, and end what is not done after `patience_s` so that it goes on elsewhere.
+
+        Returns when nothing is left.
+        """
         ...
 
     async def stop(self) -> None:
@@ -52,11 +57,33 @@ class ServedWorker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LifecycleConfig:
-    """Seconds. A stall is known `stall_check_s` after it is one, at most."""
+    """Seconds. A stall is known `stall_check_s` after it is one, at most.
+
+    From a signal to the end it takes at most `drain_limit_s`. What is here may end by itself for `finish_share` of that; it
+    is sent elsewhere then, but where there is no other worker of this pool only `drain_margin_s` before the limit. A router
+    that had not heard the farewell when it sent a request is refused in good order: for `linger_s` at least.
+    """
 
     drain_limit_s: float = 120.0
+    finish_share: float = 0.5
+    drain_margin_s: float = 2.0
+    linger_s: float = 0.25
     stall_check_s: float = 0.25
     grace_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.finish_share <= 1:
+            raise ConfigError(f"finish_share: got {self.finish_share}, must be from 0 to 1")
+
+    @property
+    def margin_s(self) -> float:
+        """What of the limit is kept for sending work away, ending calls and stopping the engine."""
+        return min(self.drain_margin_s, self.drain_limit_s / 4)
+
+    def patience_s(self, num_others: int) -> float:
+        """How long after the signal work may go on here, with so many other workers to take it."""
+        most_s = self.drain_limit_s - self.margin_s
+        return min(most_s, self.finish_share * self.drain_limit_s) if num_others else most_s
 
 
 def honest_load(worker: ServedWorker) -> WorkerLoad:
@@ -83,6 +110,8 @@ class Lifecycle:
         self._clock = clock
         self._config = config if config is not None else LifecycleConfig()
         self._draining = False
+        self._num_others = 0  # of this pool, said by each router on the farewell; the least
+        self._stop_by: float | None = None
         self._announcing: list[asyncio.Task[None]] = []
 
     async def run(self, signals: StopSignals) -> None:
@@ -97,7 +126,7 @@ class Lifecycle:
         finally:
             await _cancelled(watching)
             await self._leave()
-            await self._server.stop(0.0 if self._worker.fatal.done() else self._config.grace_s)
+            await self._server.stop(self._grace_s())
             await self._worker.stop()
 
     async def _until_asked(self, signals: StopSignals) -> None:
@@ -121,12 +150,16 @@ class Lifecycle:
         for task in announcing:
             await _cancelled(task)
         if announcing:
-            await asyncio.gather(*(announcer.leave() for announcer in self._announcers))
+            self._num_others = min(await asyncio.gather(*(announcer.leave() for announcer in self._announcers)))
 
     async def _drain(self, signals: StopSignals) -> None:
-        log.info("draining")
-        await self._leave()
-        drained = asyncio.ensure_future(self._worker.drain())
+        began, config = self._clock.now(), self._config
+        self._stop_by = began + config.drain_limit_s
+        log.info("draining", limit_s=config.drain_limit_s)
+        await signals.bounded(self._leave(), max(config.drain_limit_s / 4, _LEAST_FAREWELL_S), "farewell")
+        patience_s = began + config.patience_s(self._num_others) - self._clock.now()
+        log.info("left", others=self._num_others, patience_s=round(patience_s, 3))
+        drained = asyncio.ensure_future(self._drained(patience_s))
 
         async def drained_or_dead() -> None:
             try:
@@ -134,11 +167,23 @@ class Lifecycle:
             finally:
                 drained.cancel()
 
-        whole = await signals.bounded(drained_or_dead(), self._config.drain_limit_s, "drain")
+        limit_s = max(0.0, self._stop_by - config.margin_s / 2 - self._clock.now())
+        whole = await signals.bounded(drained_or_dead(), limit_s, "drain")
         self._raise_if_dead()
         if whole:
             drained.result()
             log.info("drained")
+
+    async def _drained(self, patience_s: float) -> None:
+        linger_s = min(self._config.linger_s, self._config.drain_limit_s / 4) if self._announcers else 0.0
+        await asyncio.gather(self._worker.drain(max(0.0, patience_s)), self._clock.sleep(linger_s))
+
+    def _grace_s(self) -> float:
+        if self._worker.fatal.done():
+            return 0.0
+        if self._stop_by is None:
+            return self._config.grace_s
+        return min(self._config.grace_s, max(0.0, self._stop_by - self._clock.now()))
 
     async def _watch_progress(self) -> None:
         while True:

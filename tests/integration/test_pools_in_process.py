@@ -9,7 +9,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from contracts.errors import ErrorCode, InvalidRequest, Overloaded, Unavailable, UnknownHandoff
+from contracts.errors import Draining, ErrorCode, InvalidRequest, Overloaded, UnknownHandoff
 from contracts.request import FinishReason, GenerationRequest
 from contracts.sampling import SamplingParams
 from contracts.worker import WorkerRef, WorkerState
@@ -426,27 +426,27 @@ async def test_draining_finishes_what_is_there_and_refuses_the_rest() -> None:
         await decoding.attach(target.handoff_id)
         await prefilling.run(asked, target)
         await until(lambda: decode.receiver.counts())
-        draining = asyncio.gather(prefill.drain(), decode.drain())
+        draining = asyncio.gather(prefill.drain(60.0), decode.drain(60.0))
         await until(lambda: decode.load().state is WorkerState.DRAINING)
         refused = Prefilling(made.prefill[0])
         await refused.run(request(5, 5), made.target())
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await refused.call.read()
-        assert isinstance(from_rpc_error(caught.value, "prefill"), Unavailable)
+        assert isinstance(from_rpc_error(caught.value, "prefill"), Draining)
         await decoding.attach("never reserved")
+        (hopeless,) = await decoding.whole("never reserved")
+        assert hopeless.error is not None
+        assert hopeless.error.draining
         late = request(5, 5)
         await decoding.generate(late)
         (delta,) = await decoding.whole(late.request_id)
         assert delta.error is not None
-        assert delta.error.code is ErrorCode.UNAVAILABLE
+        assert delta.error.draining
         first = await prefilling.first()
         assert (await prefilling.event()).WhichOneof("event") == "handed_off"
         await prefilling.ended()
         answer = joined([first, *await decoding.whole(target.handoff_id)])
         assert answer.token_ids == expected_tokens(asked, MODEL)
-        (hopeless,) = await decoding.whole("never reserved")
-        assert hopeless.error is not None
-        assert hopeless.error.retryable
         async with asyncio.timeout(10):
             await draining
             await asyncio.wait((decoding._reading,))

@@ -6,6 +6,7 @@ import pytest
 
 from contracts.clock import settle
 from contracts.errors import (
+    Draining,
     HandoffError,
     InternalError,
     InvalidRequest,
@@ -376,14 +377,38 @@ async def test_a_fault_of_ours_is_fatal_and_hangs_nobody(pair):
 
 async def test_draining_grants_nothing_and_waits_for_what_there_is(pair):
     await pair.receiver.reserve(pair.reserve_request())
-    draining = asyncio.ensure_future(pair.receiver.drain())
+    draining = asyncio.ensure_future(pair.receiver.drain(60.0))
     await settle()
-    with pytest.raises(HandoffError, match="draining"):
+    with pytest.raises(Draining, match="about to stop"):
         await pair.receiver.reserve(pair.reserve_request("late"))
     await pair.receiver.reserve(pair.reserve_request())  # what is held already goes on
     assert not draining.done()
     assert await pair.receiver.commit(pair.ticket()) == 4
     await pair.turn(draining)
+
+
+@pytest.mark.parametrize("committing", [False, True])
+async def test_draining_gives_up_when_patience_ends_what_is_not_adopted(pair, committing):
+    grant = await pair.receiver.reserve(pair.reserve_request())
+    writing = await stalled_write(pair, grant, stall_s=3.0)
+    draining = asyncio.ensure_future(pair.receiver.drain(1.0))
+    await settle()
+    commit = asyncio.ensure_future(pair.receiver.commit(pair.ticket())) if committing else None
+    await pair.clock.advance(0.9)
+    assert pair.receiver.counts() == {TargetState.RECEIVING if committing else TargetState.RESERVED: 1}
+    await pair.clock.advance(0.5)
+    assert pair.receiver.counts() == {TargetState.DRAINING: 1}
+    with pytest.raises(Draining):
+        await pair.receiver.commit(pair.ticket())
+    assert len(pair.pool.free) == 4, "a writer is inside"
+    assert not draining.done()
+    await pair.turn(draining)
+    assert len(pair.pool.free) == 8
+    assert [(h, type(cause)) for h, cause in pair.told.lost] == [("h", Draining)]
+    if commit is not None:
+        with pytest.raises(Draining):
+            await commit
+    await pair.turn(writing)
 
 
 async def test_close_frees_what_is_quiesced_and_fences_the_rest_for_ever(pair):

@@ -9,7 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 import pytest
 
 from contracts.clock import MonotonicClock
-from contracts.errors import InvalidRequest, Unavailable, UnknownHandoff
+from contracts.errors import Draining, InvalidRequest, Unavailable, UnknownHandoff
 from contracts.prefill import FirstTokens, HandedOff, HandoffFailed, Target
 from contracts.request import GenerationRequest
 from contracts.sampling import SamplingParams
@@ -232,9 +232,9 @@ async def test_an_id_that_is_here_and_a_worker_that_is_not_ready_refuse() -> Non
             await anext(events)
             with pytest.raises(InvalidRequest, match="request_id"):
                 await anext(made.worker.run(asked(), Target("h2", D, "d:1"), made.targets))
-            draining = asyncio.ensure_future(made.worker.drain())
+            draining = asyncio.ensure_future(made.worker.drain(60.0))
             await asyncio.sleep(0)
-            with pytest.raises(Unavailable, match="draining"):
+            with pytest.raises(Draining, match="about to stop"):
                 await anext(made.worker.run(asked(name="r2"), TARGET, made.targets))
             assert not draining.done()
         await draining

@@ -46,10 +46,11 @@ class Recorder:
         self.loads.append(load)
         return 3.0
 
-    async def leave(self, ref: WorkerRef) -> None:
+    async def leave(self, ref: WorkerRef) -> int:
         if self.away:
             raise Unavailable("away")
         self.left.append(ref)
+        return 3
 
     async def close(self) -> None:
         self.closed = True
@@ -129,7 +130,8 @@ async def test_absence_is_survived_with_back_off_and_logged_once_per_change(capl
 async def test_farewell_is_best_effort_and_closes(away: bool) -> None:
     recorder = Recorder()
     recorder.away = away
-    await Announcer(recorder, INFO, WorkerLoad, VirtualClock()).leave()
+    num_others = await Announcer(recorder, INFO, WorkerLoad, VirtualClock()).leave()
+    assert num_others == (0 if away else 3)
     assert recorder.left == ([] if away else [INFO.ref])
     assert recorder.closed
 
@@ -144,7 +146,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServicer):
 
     async def Leave(self, request: registry_pb2.LeaveRequest, context: object) -> registry_pb2.LeaveResponse:
         self.heard.append(request)
-        return registry_pb2.LeaveResponse()
+        return registry_pb2.LeaveResponse(num_others=2)
 
 
 async def test_over_grpc() -> None:
@@ -153,7 +155,7 @@ async def test_over_grpc() -> None:
     registry_pb2_grpc.add_RegistryServicer_to_server(servicer, server.grpc_server)
     client = GrpcRegistryClient(f"127.0.0.1:{await server.start()}")
     assert await client.announce(INFO, WorkerLoad(kv_usage=0.5)) == 5
-    await client.leave(INFO.ref)
+    assert await client.leave(INFO.ref) == 2
     await server.stop(0)
     with pytest.raises(WorkerLost):
         await client.announce(INFO, WorkerLoad())

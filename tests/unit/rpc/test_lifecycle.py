@@ -13,6 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from contracts.clock import MonotonicClock
+from contracts.errors import ConfigError
 from contracts.kv_layout import KVLayout
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef, WorkerState
 from rpc.announce import AnnounceConfig, Announcer
@@ -33,6 +34,7 @@ class Worker:
         self.draining = asyncio.Event()
         self.done = asyncio.Event()
         self.stopped = 0
+        self.patience_s = -1.0
 
     def load(self) -> WorkerLoad:
         return WorkerLoad()
@@ -40,7 +42,8 @@ class Worker:
     def stalled_s(self) -> float:
         return self.stalled
 
-    async def drain(self) -> None:
+    async def drain(self, patience_s: float) -> None:
+        self.patience_s = patience_s
         self.draining.set()
         await self.done.wait()
 
@@ -51,6 +54,7 @@ class Worker:
 class Registry:
     def __init__(self) -> None:
         self.words: list[str] = []
+        self.num_others = 0
         self.states: list[WorkerState] = []
         self.heard = asyncio.Event()
 
@@ -60,8 +64,9 @@ class Registry:
         self.heard.set()
         return 1.0
 
-    async def leave(self, ref: WorkerRef) -> None:
+    async def leave(self, ref: WorkerRef) -> int:
         self.words.append("left")
+        return self.num_others
 
     async def close(self) -> None:
         self.words.append("closed")
@@ -91,7 +96,7 @@ async def living(config: LifecycleConfig) -> AsyncIterator[tuple[Life, asyncio.T
     assert life.registry.words.count("left") == 1
 
 
-CONFIG = LifecycleConfig(grace_s=0.0, stall_check_s=60)
+CONFIG = LifecycleConfig(grace_s=0.0, linger_s=0.0, stall_check_s=60)
 
 
 async def test_a_signal_drains_then_stops() -> None:
@@ -113,6 +118,58 @@ async def test_a_drain_is_cut_short_by_its_limit_or_a_second_signal(limit_s: flo
         await asyncio.wait_for(life.worker.draining.wait(), 10)
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(task, 10)
+
+
+@pytest.mark.parametrize(("num_others", "patience_s"), [(0, 36.0), (1, 10.0)])
+async def test_work_may_end_here_for_a_share_of_the_limit_and_longer_where_nobody_could_take_it(
+    num_others: int, patience_s: float
+) -> None:
+    config = LifecycleConfig(
+        drain_limit_s=40.0, finish_share=0.25, drain_margin_s=4.0, grace_s=0.0, linger_s=0.0, stall_check_s=60
+    )
+    async with living(config) as (life, _):
+        life.registry.num_others = num_others
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(life.worker.draining.wait(), 10)
+        assert patience_s - 2 < life.worker.patience_s <= patience_s
+        life.worker.done.set()
+
+
+@pytest.mark.parametrize("limit_s", [0.0, 0.5, 2.0, 3.0, 100.0])
+@pytest.mark.parametrize("num_others", [0, 1])
+def test_patience_always_leaves_time_to_send_work_away(limit_s: float, num_others: int) -> None:
+    config = LifecycleConfig(drain_limit_s=limit_s, finish_share=1.0)
+    assert config.patience_s(num_others) == limit_s - config.margin_s
+    assert config.margin_s == min(2.0, limit_s / 4)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
+def test_a_share_is_a_share(share: float) -> None:
+    with pytest.raises(ConfigError, match="finish_share"):
+        LifecycleConfig(finish_share=share)
+
+
+async def test_a_drain_without_end_is_over_by_its_limit_with_all_that_follows() -> None:
+    config = LifecycleConfig(drain_limit_s=1.0, grace_s=60.0, stall_check_s=60)
+    async with living(config) as (life, task), open_channel(f"127.0.0.1:{life.server.port}") as channel:
+        watching = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        await watching.read()  # a call that does not end by itself
+        began = asyncio.get_running_loop().time()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(asyncio.shield(task), 10)
+        assert 0.7 < asyncio.get_running_loop().time() - began < 2.0
+
+
+async def test_an_idle_worker_refuses_for_a_while_those_who_have_not_heard_its_farewell() -> None:
+    config = LifecycleConfig(grace_s=0.0, linger_s=0.2, stall_check_s=60)
+    async with living(config) as (life, task):
+        life.worker.done.set()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(life.worker.draining.wait(), 10)
+        began = asyncio.get_running_loop().time()
+        assert await health(life) == health_pb2.HealthCheckResponse.NOT_SERVING
+        await asyncio.wait_for(asyncio.shield(task), 10)
+        assert asyncio.get_running_loop().time() - began > 0.15
 
 
 @pytest.mark.parametrize("while_draining", [False, True])
