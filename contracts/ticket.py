@@ -3,15 +3,21 @@
     ConnectRequest ──▶ ConnectResponse                                   once per pair
     ReserveRequest ──▶ Grant (or NoRoom) ──▶ writes … ──▶ Ticket (commit)
                        RenewRequest ──▶ RenewResponse                    while it lasts
-                       AbortRequest                                      when writing has stopped for good
+                       AbortRequest ──▶ AbortResponse                    when writing has stopped for good
+                                          Ticket ──▶ CommitResponse
 
-`handoff_id` is also the request id of the continuation on the decode worker. Does not know gRPC or bytes.
+Every one of them names both workers in their lives (`prefill`, `decode`); `check_answer` refuses an answer from another life
+than the one that was asked. `handoff_id` is also the request id of the continuation on the decode worker.
+
+Does not know gRPC or bytes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from contracts.errors import HandoffError, StaleEpoch
 from contracts.kv_layout import KVLayout
 from contracts.request import GenerationRequest, TokenLogprob
 from contracts.worker import ConnectorAddress, WorkerRef
@@ -31,6 +37,7 @@ class ConnectRequest:
 class ConnectResponse:
     """The decode worker agrees, and says where its KV memory can be reached, best connector first."""
 
+    prefill: WorkerRef
     decode: WorkerRef
     connectors: tuple[ConnectorAddress, ...]
 
@@ -59,11 +66,21 @@ class Grant:
     """
 
     handoff_id: str
+    prefill: WorkerRef
     decode: WorkerRef
     block_ids: tuple[int, ...]
     num_cached_tokens: int
     lease_s: float
     windows: tuple[tuple[ConnectorAddress, int], ...]  # (where to write, key)
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """No blocks are free now; `retry_after_s` is when to ask again. The other answer to a ReserveRequest, raised as NoRoom."""
+
+    prefill: WorkerRef
+    decode: WorkerRef
+    retry_after_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +94,27 @@ class AbortRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class AbortResponse:
+    """The abort was heard; also for a hand-off that is not known."""
+
+    handoff_id: str
+    prefill: WorkerRef
+    decode: WorkerRef
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResponse:
+    """The decode engine has the request, and owns `num_blocks` blocks for it now."""
+
+    handoff_id: str
+    prefill: WorkerRef
+    decode: WorkerRef
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class RenewRequest:
-    """Keeps these leases for another `lease_s`."""
+    """Keeps these leases, all that one prefill worker holds on one decode worker, for another `lease_s`."""
 
     prefill: WorkerRef
     decode: WorkerRef
@@ -89,6 +125,8 @@ class RenewRequest:
 class RenewResponse:
     """Ids that are not held any more (stop writing, they have failed), and the new lease of the others in seconds."""
 
+    prefill: WorkerRef
+    decode: WorkerRef
     lost_handoff_ids: tuple[str, ...]
     lease_s: float
 
@@ -114,3 +152,26 @@ class Ticket:
     block_digests: tuple[bytes, ...] = ()
     first_token_logprob: TokenLogprob | None = None
     stages: StageTimes = field(default_factory=StageTimes)
+
+
+class Answer(Protocol):
+    """What every answer of a decode worker says."""
+
+    @property
+    def prefill(self) -> WorkerRef:
+        """Whom it answers."""
+        ...
+
+    @property
+    def decode(self) -> WorkerRef:
+        """Who answers."""
+        ...
+
+
+def check_answer(answer: Answer, prefill: WorkerRef, decode: WorkerRef) -> None:
+    """StaleEpoch or HandoffError unless it is `decode`, in this life, that answers `prefill`, in this life."""
+    for got, expected in ((answer.decode, decode), (answer.prefill, prefill)):
+        if got.worker_id != expected.worker_id:
+            raise HandoffError(f"an answer of or for {got.worker_id}, where {expected.worker_id} was expected")
+        if got.epoch != expected.epoch:
+            raise StaleEpoch(expected.worker_id, expected.epoch, got.epoch)

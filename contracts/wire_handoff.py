@@ -11,8 +11,11 @@ from contracts.kv_layout import DTYPE_BYTES, KVLayout
 from contracts.pb.diptych.v1 import handoff_pb2, registry_pb2, types_pb2
 from contracts.ticket import (
     AbortRequest,
+    AbortResponse,
+    CommitResponse,
     ConnectRequest,
     ConnectResponse,
+    Full,
     Grant,
     RenewRequest,
     RenewResponse,
@@ -120,14 +123,18 @@ def connect_from_pb(message: handoff_pb2.ConnectRequest) -> ConnectRequest:
 def connected_to_pb(response: ConnectResponse) -> handoff_pb2.ConnectResponse:
     """Field by field."""
     return handoff_pb2.ConnectResponse(
-        decode=worker_ref_to_pb(response.decode), connectors=[address_to_pb(a) for a in response.connectors]
+        prefill=worker_ref_to_pb(response.prefill),
+        decode=worker_ref_to_pb(response.decode),
+        connectors=[address_to_pb(a) for a in response.connectors],
     )
 
 
 def connected_from_pb(message: handoff_pb2.ConnectResponse) -> ConnectResponse:
     """Field by field."""
     return ConnectResponse(
-        decode=worker_ref_from_pb(message.decode), connectors=tuple(address_from_pb(a) for a in message.connectors)
+        prefill=worker_ref_from_pb(message.prefill),
+        decode=worker_ref_from_pb(message.decode),
+        connectors=tuple(address_from_pb(a) for a in message.connectors),
     )
 
 
@@ -153,6 +160,40 @@ def abort_from_pb(message: handoff_pb2.AbortRequest) -> AbortRequest:
     )
 
 
+def aborted_to_pb(response: AbortResponse) -> handoff_pb2.AbortResponse:
+    """Field by field."""
+    return handoff_pb2.AbortResponse(
+        handoff_id=response.handoff_id,
+        prefill=worker_ref_to_pb(response.prefill),
+        decode=worker_ref_to_pb(response.decode),
+    )
+
+
+def aborted_from_pb(message: handoff_pb2.AbortResponse) -> AbortResponse:
+    """Field by field."""
+    return AbortResponse(message.handoff_id, worker_ref_from_pb(message.prefill), worker_ref_from_pb(message.decode))
+
+
+def committed_to_pb(response: CommitResponse) -> handoff_pb2.CommitResponse:
+    """Field by field."""
+    return handoff_pb2.CommitResponse(
+        handoff_id=response.handoff_id,
+        prefill=worker_ref_to_pb(response.prefill),
+        decode=worker_ref_to_pb(response.decode),
+        num_blocks=response.num_blocks,
+    )
+
+
+def committed_from_pb(message: handoff_pb2.CommitResponse) -> CommitResponse:
+    """Field by field."""
+    return CommitResponse(
+        handoff_id=message.handoff_id,
+        prefill=worker_ref_from_pb(message.prefill),
+        decode=worker_ref_from_pb(message.decode),
+        num_blocks=message.num_blocks,
+    )
+
+
 def renew_to_pb(request: RenewRequest) -> handoff_pb2.RenewRequest:
     """Field by field."""
     return handoff_pb2.RenewRequest(
@@ -173,12 +214,22 @@ def renew_from_pb(message: handoff_pb2.RenewRequest) -> RenewRequest:
 
 def renewed_to_pb(response: RenewResponse) -> handoff_pb2.RenewResponse:
     """Field by field."""
-    return handoff_pb2.RenewResponse(lost_handoff_ids=response.lost_handoff_ids, lease_s=response.lease_s)
+    return handoff_pb2.RenewResponse(
+        prefill=worker_ref_to_pb(response.prefill),
+        decode=worker_ref_to_pb(response.decode),
+        lost_handoff_ids=response.lost_handoff_ids,
+        lease_s=response.lease_s,
+    )
 
 
 def renewed_from_pb(message: handoff_pb2.RenewResponse) -> RenewResponse:
     """Field by field."""
-    return RenewResponse(lost_handoff_ids=tuple(message.lost_handoff_ids), lease_s=message.lease_s)
+    return RenewResponse(
+        prefill=worker_ref_from_pb(message.prefill),
+        decode=worker_ref_from_pb(message.decode),
+        lost_handoff_ids=tuple(message.lost_handoff_ids),
+        lease_s=message.lease_s,
+    )
 
 
 def reserve_to_pb(request: ReserveRequest) -> handoff_pb2.ReserveRequest:
@@ -212,6 +263,7 @@ def grant_to_pb(grant: Grant) -> handoff_pb2.Grant:
     windows = [handoff_pb2.Window(address=address_to_pb(address), key=key) for address, key in grant.windows]
     return handoff_pb2.Grant(
         handoff_id=grant.handoff_id,
+        prefill=worker_ref_to_pb(grant.prefill),
         decode=worker_ref_to_pb(grant.decode),
         block_ids=grant.block_ids,
         num_cached_tokens=grant.num_cached_tokens,
@@ -224,12 +276,24 @@ def grant_from_pb(message: handoff_pb2.Grant) -> Grant:
     """Field by field."""
     return Grant(
         handoff_id=message.handoff_id,
+        prefill=worker_ref_from_pb(message.prefill),
         decode=worker_ref_from_pb(message.decode),
         block_ids=tuple(message.block_ids),
         num_cached_tokens=message.num_cached_tokens,
         lease_s=message.lease_s,
         windows=tuple((address_from_pb(window.address), window.key) for window in message.windows),
     )
+
+
+def full_to_pb(full: Full) -> handoff_pb2.NoRoom:
+    """Field by field."""
+    prefill, decode = worker_ref_to_pb(full.prefill), worker_ref_to_pb(full.decode)
+    return handoff_pb2.NoRoom(prefill=prefill, decode=decode, retry_after_s=full.retry_after_s)
+
+
+def full_from_pb(message: handoff_pb2.NoRoom) -> Full:
+    """Field by field."""
+    return Full(worker_ref_from_pb(message.prefill), worker_ref_from_pb(message.decode), message.retry_after_s)
 
 
 def ticket_to_pb(ticket: Ticket) -> handoff_pb2.Ticket:

@@ -7,6 +7,7 @@ import grpc
 from contracts import wire_handoff
 from contracts.errors import NoRoom
 from contracts.pb.diptych.v1 import handoff_pb2, handoff_pb2_grpc
+from contracts.ticket import Full
 from kv_transfer.peer import HandoffPeer
 
 SERVICE_NAME: str = handoff_pb2.DESCRIPTOR.services_by_name["Handoff"].full_name
@@ -34,10 +35,12 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
     ) -> handoff_pb2.ReserveResponse:
         """See the service's definition. No room is an answer, not an error."""
         del context
+        asked = wire_handoff.reserve_from_pb(request)
         try:
-            grant = await self._receiver.reserve(wire_handoff.reserve_from_pb(request))
-        except NoRoom as full:
-            return handoff_pb2.ReserveResponse(no_room=handoff_pb2.NoRoom(retry_after_s=full.retry_after_s))
+            grant = await self._receiver.reserve(asked)
+        except NoRoom as error:
+            full = Full(asked.prefill, asked.decode, error.retry_after_s)  # both are current, or it would have said so
+            return handoff_pb2.ReserveResponse(no_room=wire_handoff.full_to_pb(full))
         return handoff_pb2.ReserveResponse(grant=wire_handoff.grant_to_pb(grant))
 
     async def Commit(
@@ -47,8 +50,7 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
     ) -> handoff_pb2.CommitResponse:
         """See the service's definition."""
         del context
-        num_blocks = await self._receiver.commit(wire_handoff.ticket_from_pb(request.ticket))
-        return handoff_pb2.CommitResponse(num_blocks=num_blocks)
+        return wire_handoff.committed_to_pb(await self._receiver.commit(wire_handoff.ticket_from_pb(request.ticket)))
 
     async def Abort(
         self,
@@ -57,8 +59,7 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
     ) -> handoff_pb2.AbortResponse:
         """See the service's definition."""
         del context
-        await self._receiver.abort(wire_handoff.abort_from_pb(request))
-        return handoff_pb2.AbortResponse()
+        return wire_handoff.aborted_to_pb(await self._receiver.abort(wire_handoff.abort_from_pb(request)))
 
     async def Renew(
         self,

@@ -27,6 +27,7 @@ class SenderConfig:
     commit_timeout_s: float = 10.0  # how long a commit is repeated when no answer comes
     write_timeout_s: float = 10.0  # one write of at most max_write_bytes
     renew_every_s: float = 2.0
+    max_handoff_s: float = 600.0  # what has not ended by then is given up; sooner where the request has a deadline
     max_write_bytes: int = 64 << 20  # bounds how long an abort waits for a copy
     integrity: Integrity = Integrity.OFF  # which blocks' digests the ticket carries
 
@@ -34,6 +35,7 @@ class SenderConfig:
         for name in ("reserve_timeout_s", "call_timeout_s", "commit_timeout_s", "write_timeout_s", "renew_every_s"):
             _positive(name, getattr(self, name))
         _positive("reserve_backoff_s", self.reserve_backoff_s)
+        _positive("max_handoff_s", self.max_handoff_s)
         if not self.max_backoff_s >= self.reserve_backoff_s:
             raise ConfigError(f"max_backoff_s: got {self.max_backoff_s}, must be at least reserve_backoff_s")
         _positive("max_write_bytes", self.max_write_bytes)

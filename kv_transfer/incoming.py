@@ -17,6 +17,7 @@ from contracts.clock import Clock
 from contracts.errors import DiptychError, HandoffError, InternalError, LayoutMismatch, UnknownHandoff
 from contracts.kv_layout import KVLayout, check_same_layout
 from contracts.ticket import Grant, ReserveRequest, Ticket
+from contracts.worker import WorkerRef
 from kv_transfer.config import ReceiverConfig
 from kv_transfer.connector import Connector
 from kv_transfer.endings import report
@@ -84,6 +85,11 @@ class Incoming(Generic[LeaseT]):
         return self._reservation
 
     @property
+    def owner(self) -> WorkerRef:
+        """The life of the prefill worker that it belongs to."""
+        return self._reservation.request.prefill
+
+    @property
     def state(self) -> TargetState:
         """Where the hand-off is."""
         return self._state
@@ -106,7 +112,7 @@ class Incoming(Generic[LeaseT]):
                 self.end(TargetEvent.REFUSED, problem)
         if (
             self._state is TargetState.DRAINING
-        ):  # it is lost already; how long its blocks stay fenced is not the peer's matter
+        ):  # lost already; how long its blocks stay fenced is not the peer's matter
             raise said_again(self._cause)
         outcome = await asyncio.shield(self._outcome)
         if isinstance(outcome, Adopted):
@@ -202,7 +208,6 @@ class Incoming(Generic[LeaseT]):
         except LayoutMismatch as error:
             return error
         facts: tuple[tuple[str, object, object], ...] = (
-            ("prefill", request.prefill, ticket.prefill),
             ("num_computed_tokens", request.num_tokens, ticket.num_computed_tokens),
             ("num_tokens", request.num_tokens + 1, ticket.request.num_tokens),
             ("request_id", request.handoff_id, ticket.request.request_id),

@@ -2,8 +2,10 @@
 
     get(peer, decode) ──▶ Connect (layouts, epochs) ──▶ best connector that both have and that reaches ──▶ Link
     drop(link)        ──▶ the next get asks anew, for instance after a transfer failed
+    over(decode, …)   ──▶ this life has ended, as one of its answers showed: its link goes, its hand-offs are told at once
 
-Owns the farewells (Abort messages) that outlive their hand-off; `close` waits for them. Does not know hand-off states.
+Owns the heartbeats that keep leases (`heartbeat.py`), and the farewells (Abort messages) that outlive their hand-off; `close`
+waits for them. Does not know hand-off states.
 """
 
 from __future__ import annotations
@@ -14,15 +16,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from contracts.clock import Clock
-from contracts.errors import DiptychError, StaleEpoch
+from contracts.errors import DiptychError
 from contracts.kv_layout import KVLayout
 from contracts.ticket import AbortRequest, ConnectRequest
 from contracts.worker import ConnectorAddress, WorkerRef
+from kv_transfer.asking import Asker
 from kv_transfer.choose import reach
+from kv_transfer.config import SenderConfig
 from kv_transfer.connector import Connector
 from kv_transfer.digests import Digester
-from kv_transfer.endings import until_done, within
+from kv_transfer.endings import until_done
 from kv_transfer.handoff import Observer, unobserved
+from kv_transfer.heartbeat import Heartbeats
 from kv_transfer.peer import HandoffPeer
 
 logger = logging.getLogger(__name__)
@@ -60,9 +65,10 @@ class Link:
 class Links:
     """All links of one prefill worker. Used from one event loop."""
 
-    def __init__(self, side: Side, call_timeout_s: float = 5.0) -> None:
+    def __init__(self, side: Side, config: SenderConfig | None = None) -> None:
         self.side = side
-        self._call_timeout_s = call_timeout_s
+        self._config = config if config is not None else SenderConfig()
+        self.heartbeats = Heartbeats(side.ref, side.clock, self._config)
         self._links: dict[WorkerRef, asyncio.Task[Link]] = {}
         self._farewells: set[asyncio.Task[None]] = set()
 
@@ -85,6 +91,11 @@ class Links:
         if task is not None and task.done() and task.result() is link:
             del self._links[link.decode]
 
+    def over(self, decode: WorkerRef, cause: DiptychError) -> None:
+        """This life of a decode worker has ended: nothing is reached through its link any more, nothing held by it is kept."""
+        self._links.pop(decode, None)
+        self.heartbeats.over(decode, cause)
+
     def tell(self, peer: HandoffPeer, farewell: AbortRequest) -> None:
         """Send an Abort in the background: the decode side's lease covers for it if it is lost."""
         task = asyncio.ensure_future(self._tell(peer, farewell))
@@ -92,7 +103,8 @@ class Links:
         task.add_done_callback(self._farewells.discard)
 
     async def close(self) -> None:
-        """Wait for farewells and connection attempts under way; each is bounded by the call timeout. Idempotent."""
+        """End the heartbeats; wait for farewells and connection attempts, each bounded by the call timeout. Idempotent."""
+        await self.heartbeats.close()
         for task in (*self._farewells, *self._links.values()):
             await until_done(task)
         self._links.clear()
@@ -104,15 +116,13 @@ class Links:
 
     async def _connect(self, peer: HandoffPeer, decode: WorkerRef) -> Link:
         request = ConnectRequest(self.side.ref, decode, self.side.layout)
-        answer = await within(self.side.clock, self._call_timeout_s, peer.connect(request))
-        if answer.decode != decode:
-            raise StaleEpoch(decode.worker_id, decode.epoch, answer.decode.epoch)
+        answer = await self._asker(decode).once(peer.connect(request))
         connector, address = await reach(self.side.connectors, answer.connectors, decode.worker_id)
         return Link(decode, connector, address)
 
     async def _tell(self, peer: HandoffPeer, farewell: AbortRequest) -> None:
         try:
-            await within(self.side.clock, self._call_timeout_s, peer.abort(farewell))
+            await self._asker(farewell.decode).once(peer.abort(farewell))
         except (DiptychError, TimeoutError) as error:
             logger.info(
                 "hand-off %s: %s was not told of the abort (%s); its lease will end by itself",
@@ -120,3 +130,6 @@ class Links:
                 farewell.decode.worker_id,
                 error,
             )
+
+    def _asker(self, decode: WorkerRef) -> Asker:
+        return Asker(self.side.ref, decode, self.side.clock, self._config)

@@ -1,8 +1,9 @@
 """What a sender asks of the decode side: the Handoff service as a Protocol, with and without a network between.
 
 `Receiver` is one (in the same process); a prefill service has another that speaks gRPC. All calls are idempotent for the
-same handoff_id, so that a lost answer is repaired by asking again. Errors are those of `contracts.errors`: an `Unavailable`
-or `DeadlineExceeded` means that no answer came, every other one is the answer.
+same handoff_id from the life that reserved it, so that a lost answer is repaired by asking again, and refused from any other.
+Errors are those of `contracts.errors`: an `Unavailable` or `DeadlineExceeded` means that no answer came, every other one is the
+answer.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Protocol
 
 from contracts.ticket import (
     AbortRequest,
+    AbortResponse,
+    CommitResponse,
     ConnectRequest,
     ConnectResponse,
     Grant,
@@ -32,14 +35,14 @@ class HandoffPeer(Protocol):
         """Room, or NoRoom (ask again)."""
         ...
 
-    async def commit(self, ticket: Ticket) -> int:
-        """All bytes have landed: go on with this ticket. The number of blocks that the decode engine owns for it now."""
+    async def commit(self, ticket: Ticket) -> CommitResponse:
+        """All bytes have landed: go on with this ticket."""
         ...
 
-    async def abort(self, request: AbortRequest) -> None:
+    async def abort(self, request: AbortRequest) -> AbortResponse:
         """No more writes will come. Also for a hand-off that is not known, or long adopted: harmless."""
         ...
 
     async def renew(self, request: RenewRequest) -> RenewResponse:
-        """Keep these leases."""
+        """Keep these leases, all in one message."""
         ...

@@ -4,8 +4,11 @@
                        └─▶ abort, lease ran out, prefill restarted ─▶ DRAINING ─▶ blocks back in the pool
 
 A HandoffPeer: used directly within one process, behind gRPC between two. Every message must name both current lives
-(epochs); a newer life of a prefill worker ends the hand-offs of its older ones. Finished ids are remembered (bounded), so
-that late and repeated messages are answered and harm nothing. Does not know gRPC, the engine or how bytes travel.
+(epochs), as every answer does; a newer life of a prefill worker ends the hand-offs of its older ones. An id belongs to the
+life that reserved it: another's Commit, Abort or Renew for it is refused and changes nothing. Finished ids are remembered
+(bounded), so that late and repeated messages are answered and harm nothing.
+
+Does not know gRPC, the engine or how bytes travel.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ from contracts.errors import (
 from contracts.kv_layout import check_same_layout
 from contracts.ticket import (
     AbortRequest,
+    AbortResponse,
+    CommitResponse,
     ConnectRequest,
     ConnectResponse,
     Grant,
@@ -44,7 +49,7 @@ from kv_transfer.endings import report, until_done
 from kv_transfer.handoff import TargetEvent, TargetState
 from kv_transfer.incoming import Adopted, Incoming, Outcome, Reservation, Surroundings
 from kv_transfer.links import Side
-from kv_transfer.memory import Bounded, Lives, said_again
+from kv_transfer.memory import Endings, Lives, check_owner, said_again
 from kv_transfer.pool import HandoffEvents, KVPool, LeaseT
 from kv_transfer.verifier import Verifier
 
@@ -69,9 +74,9 @@ class Receiver(Generic[LeaseT]):
         self._around = Surroundings(
             pool, side.clock, config, side.layout, self._ended, on_fatal, side.observer, verifier
         )
-        self._asking: dict[str, asyncio.Task[Grant]] = {}
+        self._asking: dict[str, tuple[ReserveRequest, asyncio.Task[Grant]]] = {}
         self._live: dict[str, Incoming[LeaseT]] = {}
-        self._finished: Bounded[int | DiptychError] = Bounded(config.max_remembered)
+        self._finished: Endings[int | DiptychError] = Endings(config.max_remembered)
         self._lives = Lives(side.ref, MAX_PEERS)
         self._sweep: asyncio.Task[None] | None = None
         self._draining = False
@@ -85,7 +90,7 @@ class Receiver(Generic[LeaseT]):
         """See HandoffPeer."""
         self._check_lives(request.prefill, request.decode)
         check_same_layout(self._side.layout, request.layout)
-        return ConnectResponse(self._side.ref, tuple(c.address() for c in self._side.connectors))
+        return ConnectResponse(request.prefill, self._side.ref, tuple(c.address() for c in self._side.connectors))
 
     async def reserve(self, request: ReserveRequest) -> Grant:
         """See HandoffPeer. UnknownHandoff for an id that has ended; Draining while this worker drains."""
@@ -93,51 +98,56 @@ class Receiver(Generic[LeaseT]):
         handoff_id = request.handoff_id
         live = self._live.get(handoff_id)
         if live is not None:
-            if live.reservation.request != request:
-                raise HandoffError(f"hand-off {handoff_id} was reserved with other facts")
+            _check_same(live.reservation.request, request)
             if live.state is not TargetState.RESERVED:
                 raise UnknownHandoff(f"hand-off {handoff_id} is {live.state} already")
             live.renew()
             return live.reservation.grant
-        if self._finished.get(handoff_id) is not None:
+        if self._finished.of(handoff_id, request.prefill) is not None:
             raise UnknownHandoff(f"hand-off {handoff_id} has ended")
         if self._draining:
             raise Draining(f"{self._side.ref.worker_id} is about to stop")
-        asking = self._asking.get(handoff_id)
-        if asking is None:
+        if handoff_id in self._asking:
+            first, asking = self._asking[handoff_id]
+            _check_same(first, request)
+        else:
             asking = asyncio.ensure_future(self._take(request))
-            self._asking[handoff_id] = asking
+            self._asking[handoff_id] = request, asking
             report(asking, self._on_fatal)
         return await asyncio.shield(asking)
 
-    async def commit(self, ticket: Ticket) -> int:
+    async def commit(self, ticket: Ticket) -> CommitResponse:
         """See HandoffPeer."""
         self._check_lives(ticket.prefill, ticket.decode)
         live = self._live.get(ticket.handoff_id)
         if live is not None:
-            return await live.commit(ticket)
-        outcome = self._finished.get(ticket.handoff_id)
+            check_owner(ticket.handoff_id, live.owner, ticket.prefill)
+            outcome: int | DiptychError | None = await live.commit(ticket)
+        else:
+            outcome = self._finished.of(ticket.handoff_id, ticket.prefill)
         if outcome is None:
             raise UnknownHandoff(f"hand-off {ticket.handoff_id} is not known here")
         if isinstance(outcome, int):
-            return outcome
+            return CommitResponse(ticket.handoff_id, ticket.prefill, self._side.ref, outcome)
         raise said_again(outcome)
 
-    async def abort(self, request: AbortRequest) -> None:
+    async def abort(self, request: AbortRequest) -> AbortResponse:
         """See HandoffPeer. An id that is not known is remembered: a Reserve that comes after its Abort gets nothing."""
         self._check_lives(request.prefill, request.decode)
         cause = RequestCancelled(f"given up by {request.prefill.worker_id}: {request.reason}")
         live = self._live.get(request.handoff_id)
         if live is not None:
+            check_owner(request.handoff_id, live.owner, request.prefill)
             live.end(TargetEvent.ABORTED, cause)
-        elif self._finished.get(request.handoff_id) is None:
-            self._finished.put(request.handoff_id, cause)
+        else:
+            self._finished.give_up(request.handoff_id, request.prefill, cause)
+        return AbortResponse(request.handoff_id, request.prefill, self._side.ref)
 
     async def renew(self, request: RenewRequest) -> RenewResponse:
-        """See HandoffPeer. Adopted hand-offs are not lost; they need no lease any more."""
+        """See HandoffPeer. Adopted hand-offs are not lost; they need no lease any more. Another's are not the asker's."""
         self._check_lives(request.prefill, request.decode)
-        lost = tuple(handoff_id for handoff_id in request.handoff_ids if not self._renewed(handoff_id))
-        return RenewResponse(lost, self._config.lease_s)
+        lost = tuple(name for name in request.handoff_ids if not self._renewed(name, request.prefill))
+        return RenewResponse(request.prefill, self._side.ref, lost, self._config.lease_s)
 
     def counts(self) -> Mapping[TargetState, int]:
         """Hand-offs that hold a lease, by state."""
@@ -160,7 +170,7 @@ class Receiver(Generic[LeaseT]):
         if self._sweep is not None:
             self._sweep.cancel()
             await until_done(self._sweep)
-        for asking in tuple(self._asking.values()):
+        for _, asking in tuple(self._asking.values()):
             await until_done(asking)
         for live in tuple(self._live.values()):
             await live.close(RequestCancelled(f"{self._side.ref.worker_id} goes down"))
@@ -168,7 +178,7 @@ class Receiver(Generic[LeaseT]):
     def _check_lives(self, prefill: WorkerRef, decode: WorkerRef) -> None:
         if self._lives.check(prefill, decode):
             for live in tuple(self._live.values()):
-                before = live.reservation.request.prefill
+                before = live.owner
                 if before.worker_id == prefill.worker_id and before.epoch < prefill.epoch:
                     cause = StaleEpoch(prefill.worker_id, prefill.epoch, before.epoch)
                     live.end(TargetEvent.PEER_RESTARTED, cause)
@@ -183,7 +193,7 @@ class Receiver(Generic[LeaseT]):
             raise NoRoom(f"no room for {request.num_tokens} tokens", self._config.retry_after_s)
         try:
             self._check_lives(request.prefill, request.decode)
-            if self._finished.get(request.handoff_id) is not None:
+            if self._finished.of(request.handoff_id, request.prefill) is not None:
                 raise UnknownHandoff(f"hand-off {request.handoff_id} has ended")
             first = lease.num_cached_tokens // self._side.layout.block_size
             windows = open_windows(self._side.connectors, block_ranges(lease.block_ids[first:], self._side.layout))
@@ -192,6 +202,7 @@ class Receiver(Generic[LeaseT]):
             raise
         grant = Grant(
             handoff_id=request.handoff_id,
+            prefill=request.prefill,
             decode=self._side.ref,
             block_ids=tuple(lease.block_ids),
             num_cached_tokens=lease.num_cached_tokens,
@@ -201,11 +212,19 @@ class Receiver(Generic[LeaseT]):
         self._live[request.handoff_id] = Incoming(Reservation(request, grant, lease, windows), self._around)
         return grant
 
-    def _renewed(self, handoff_id: str) -> bool:
-        live = self._live.get(handoff_id)
-        if live is not None:
-            return live.renew()
-        return handoff_id in self._asking or isinstance(self._finished.get(handoff_id), int)
+    def _renewed(self, handoff_id: str, asker: WorkerRef) -> bool:
+        try:
+            live = self._live.get(handoff_id)
+            if live is not None:
+                check_owner(handoff_id, live.owner, asker)
+                return live.renew()
+            if handoff_id in self._asking:
+                check_owner(handoff_id, self._asking[handoff_id][0].prefill, asker)
+                return True
+            return isinstance(self._finished.of(handoff_id, asker), int)
+        except HandoffError as error:  # one that is not the asker's must not spoil the renewal of the others
+            logger.warning("not renewed: %s", error.message)
+            return False
 
     async def _sweep_leases(self) -> None:
         while True:
@@ -217,13 +236,19 @@ class Receiver(Generic[LeaseT]):
                     live.end(TargetEvent.EXPIRED, UnknownHandoff(f"the lease of {handoff_id} ran out"))
 
     def _ended(self, handoff_id: str, outcome: Outcome) -> None:
-        del self._live[handoff_id]
+        owner = self._live.pop(handoff_id).owner
         if isinstance(outcome, Adopted):
-            self._finished.put(handoff_id, outcome.num_blocks)
+            self._finished.put(handoff_id, owner, outcome.num_blocks)
             self._events.on_adopted(outcome.ticket)
         else:
-            self._finished.put(handoff_id, outcome)
+            self._finished.put(handoff_id, owner, outcome)
             self._events.on_lost(handoff_id, outcome)
+
+
+def _check_same(first: ReserveRequest, again: ReserveRequest) -> None:
+    check_owner(first.handoff_id, first.prefill, again.prefill)
+    if first != again:
+        raise HandoffError(f"hand-off {first.handoff_id} was reserved with other facts")
 
 
 def open_windows(connectors: Sequence[Connector], ranges: Sequence[ByteRange]) -> tuple[tuple[Connector, int], ...]:

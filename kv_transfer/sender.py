@@ -1,9 +1,11 @@
 """The prefill side of one hand-off: gets room, pushes blocks while later chunks compute, commits.
 
     start() ──▶ Reserve, again while there is no room ──▶ blocks of advance(…) as they are finished ──▶ finish(result): the
-    rest and the ticket ──▶ HandoffStats          abort(reason), a failure or a lost lease: DRAINING, then Abort to the peer
+    rest and the ticket ──▶ HandoffStats     abort(reason), its time is up, a failure or a lost lease: DRAINING, then Abort
 
-States are `handoff.SOURCE_TABLE`. One Sender is one hand-off id: to re-target, make another over the same blocks. After
+States are `handoff.SOURCE_TABLE`. One Sender is one hand-off id: to re-target, abort it and make another over the same blocks;
+`committed` says whether the abort came too late. Its owner ends it; one that is forgotten gives itself up when the request's
+deadline, or `max_handoff_s`, has passed, and holds the peer's room no longer. After
 `finish` or `abort` has returned or raised, no write is under way and the source blocks are the caller's alone. Owns no
 blocks. Does not know the engine, gRPC or who chose the peer.
 """
@@ -16,16 +18,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from contracts.errors import (
+    DeadlineExceeded,
     DiptychError,
     InternalError,
     RequestCancelled,
+    StaleEpoch,
     TransferFailed,
-    UnknownHandoff,
 )
 from contracts.request import GenerationRequest, TokenLogprob
-from contracts.ticket import AbortRequest, Grant, RenewRequest, ReserveRequest, Ticket
+from contracts.ticket import AbortRequest, Grant, ReserveRequest, Ticket
 from contracts.worker import WorkerRef
-from kv_transfer.asking import NO_ANSWER, Asker
+from kv_transfer.asking import Asker
 from kv_transfer.blocks import Pusher, key_for
 from kv_transfer.config import SenderConfig
 from kv_transfer.endings import run_to_end, until_done
@@ -41,13 +44,15 @@ logger = logging.getLogger(__name__)
 class HandoffFacts:
     """What is known about a hand-off before its prompt is computed.
 
-    `num_tokens` are the tokens whose KV will be pushed: all that are known when the first chunk is scheduled.
+    `num_tokens` are the tokens whose KV will be pushed: all that are known when the first chunk is scheduled. `time_left_s` is
+    the time until the request's deadline, if it has one.
     """
 
     handoff_id: str
     decode: WorkerRef
     num_tokens: int
     block_hashes: tuple[bytes, ...]
+    time_left_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +78,14 @@ class Sender:
         self._links = links
         self._config = config
         self._clock = links.side.clock
-        self._asker = Asker(facts.decode.worker_id, self._clock, config)
+        self._asker = Asker(links.side.ref, facts.decode, self._clock, config)
         self._state = SourceState.COMPUTING
         self._pusher = Pusher(links.side, facts.num_tokens, config, facts.handoff_id)
         self._result: asyncio.Future[PrefillResult] | None = None
         self._work: asyncio.Task[HandoffStats] | None = None
         self._ending: asyncio.Task[HandoffStats] | None = None
         self._cause: DiptychError | None = None  # why the work was cancelled
+        self._committed = False
 
     @property
     def state(self) -> SourceState:
@@ -89,7 +95,12 @@ class Sender:
     @property
     def failed(self) -> bool:
         """Whether it has ended without a commit: `finish` will raise, so a caller may re-target early."""
-        return self._ending is not None and self._ending.done() and self._ending.exception() is not None
+        return self._ending is not None and self._ending.done() and not self._committed
+
+    @property
+    def committed(self) -> bool:
+        """Whether the decode side has acknowledged the commit: its engine goes on with the request."""
+        return self._committed
 
     def start(self) -> None:
         """Ask for room and begin to push. Called once, when the request's first chunk is scheduled."""
@@ -153,7 +164,9 @@ class Sender:
         except (DiptychError, asyncio.CancelledError) as error:
             if self._cause is None and isinstance(error, DiptychError):
                 self._cause = error
-            aborted = self._cause is None or isinstance(self._cause, RequestCancelled)
+            aborted = self._cause is None or isinstance(self._cause, RequestCancelled | DeadlineExceeded)
+            if isinstance(self._cause, StaleEpoch):
+                self._links.over(self._facts.decode, self._cause)
             self._end(SourceEvent.ABORTED if aborted else SourceEvent.FAILED)
             if self._cause is None:  # the loop itself goes down
                 raise
@@ -162,6 +175,7 @@ class Sender:
         except BaseException:  # a fault of ours: the blocks are safe all the same
             self._end(SourceEvent.FAILED)
             raise
+        self._committed = True
         self._on(SourceEvent.COMMITTED)
         return stats
 
@@ -171,6 +185,20 @@ class Sender:
             self._on(SourceEvent.QUIESCED)
 
     async def _run(self, result: asyncio.Future[PrefillResult]) -> HandoffStats:
+        timer = asyncio.ensure_future(self._time_out())
+        try:
+            return await self._hand_off(result)
+        finally:
+            timer.cancel()
+            await until_done(timer)
+
+    async def _time_out(self) -> None:
+        limit_s, left_s = self._config.max_handoff_s, self._facts.time_left_s
+        limit_s = limit_s if left_s is None else min(limit_s, left_s)
+        await self._clock.sleep(limit_s)
+        self._give_up(DeadlineExceeded(f"hand-off {self._facts.handoff_id}: not ended within {limit_s:g} s"))
+
+    async def _hand_off(self, result: asyncio.Future[PrefillResult]) -> HandoffStats:
         deadline = self._clock.now() + self._config.reserve_timeout_s
         link = await self._asker.until_answer(lambda: self._links.get(self._peer, self._facts.decode), deadline)
         facts = self._facts
@@ -179,12 +207,11 @@ class Sender:
         )
         grant = await self._asker.until_answer(lambda: self._asker.once(self._peer.reserve(request)), deadline)
         self._on(SourceEvent.GRANTED)
-        heartbeat = asyncio.ensure_future(self._keep_lease(self._clock.now() + grant.lease_s))
+        self._links.heartbeats.keep(grant, self._peer, self._give_up)
         try:
             return await self._send(link, grant, result)
         finally:
-            heartbeat.cancel()
-            await until_done(heartbeat)
+            self._links.heartbeats.let_go(grant)
 
     async def _send(self, link: Link, grant: Grant, result: asyncio.Future[PrefillResult]) -> HandoffStats:
         try:
@@ -213,26 +240,3 @@ class Sender:
             first_token_logprob=result.first_token_logprob,
             stages=stages,
         )
-
-    async def _keep_lease(self, deadline_s: float) -> None:
-        """Renew until cancelled; a lease that is lost, or cannot be renewed in time, ends the work."""
-        facts = self._facts
-        request = RenewRequest(self._links.side.ref, facts.decode, (facts.handoff_id,))
-        while True:
-            await self._clock.sleep(self._config.renew_every_s)
-            asked_at = self._clock.now()
-            try:
-                answer = await self._asker.once(self._peer.renew(request))
-            except NO_ANSWER as error:
-                if self._clock.now() < deadline_s:
-                    logger.info("hand-off %s: lease not renewed yet: %s", facts.handoff_id, error)
-                    continue
-                self._give_up(TransferFailed(f"the lease at {facts.decode.worker_id} ran out: {error}"))
-                return
-            except DiptychError as error:
-                self._give_up(error)
-                return
-            if facts.handoff_id in answer.lost_handoff_ids:
-                self._give_up(UnknownHandoff(f"{facts.decode.worker_id} does not hold {facts.handoff_id} any more"))
-                return
-            deadline_s = asked_at + answer.lease_s

@@ -22,6 +22,8 @@ from contracts.errors import InternalError, NoRoom, WorkerLost
 from contracts.pb.diptych.v1 import handoff_pb2, handoff_pb2_grpc
 from contracts.ticket import (
     AbortRequest,
+    AbortResponse,
+    CommitResponse,
     ConnectRequest,
     ConnectResponse,
     Grant,
@@ -29,6 +31,7 @@ from contracts.ticket import (
     RenewResponse,
     ReserveRequest,
     Ticket,
+    check_answer,
 )
 from contracts.worker import WorkerRef
 from kv_transfer.peer import HandoffPeer
@@ -72,19 +75,20 @@ class GrpcPeer:
             case "grant":
                 return wire_handoff.grant_from_pb(answer.grant)
             case "no_room":
+                check_answer(wire_handoff.full_from_pb(answer.no_room), request.prefill, request.decode)
                 raise NoRoom(f"{self._name}: no free blocks", answer.no_room.retry_after_s)
             case _:
                 raise InternalError(f"{self._name}: an answer to Reserve that is neither grant nor no_room")
 
-    async def commit(self, ticket: Ticket) -> int:
+    async def commit(self, ticket: Ticket) -> CommitResponse:
         """See HandoffPeer."""
         message = handoff_pb2.CommitRequest(ticket=wire_handoff.ticket_to_pb(ticket))
-        return (await self._answer(lambda: self._stub.Commit(message))).num_blocks
+        return wire_handoff.committed_from_pb(await self._answer(lambda: self._stub.Commit(message)))
 
-    async def abort(self, request: AbortRequest) -> None:
+    async def abort(self, request: AbortRequest) -> AbortResponse:
         """See HandoffPeer."""
         message = wire_handoff.abort_to_pb(request)
-        await self._answer(lambda: self._stub.Abort(message))
+        return wire_handoff.aborted_from_pb(await self._answer(lambda: self._stub.Abort(message)))
 
     async def renew(self, request: RenewRequest) -> RenewResponse:
         """See HandoffPeer."""

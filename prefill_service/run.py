@@ -23,6 +23,8 @@ from contracts.prefill import FirstTokens, HandedOff, HandoffFailed, PrefillEven
 from contracts.request import GenerationRequest, TokenDelta
 from contracts.ticket import (
     AbortRequest,
+    AbortResponse,
+    CommitResponse,
     ConnectRequest,
     ConnectResponse,
     Grant,
@@ -222,15 +224,15 @@ class CommitWatch:
         """See HandoffPeer."""
         return await self._peer.reserve(request)
 
-    async def commit(self, ticket: Ticket) -> int:
+    async def commit(self, ticket: Ticket) -> CommitResponse:
         """See HandoffPeer."""
         if self.commit_began is None:
             self.commit_began = self._clock.now()
         return await self._peer.commit(ticket)
 
-    async def abort(self, request: AbortRequest) -> None:
+    async def abort(self, request: AbortRequest) -> AbortResponse:
         """See HandoffPeer."""
-        await self._peer.abort(request)
+        return await self._peer.abort(request)
 
     async def renew(self, request: RenewRequest) -> RenewResponse:
         """See HandoffPeer."""

@@ -41,7 +41,7 @@ class PrefillWorker:
         self._clock: Clock = engine.clock
         self.driver = EngineDriver(engine, self._on_output, self._on_started, loop)
         self._peers = peers
-        self._links = Links(side, config.sender.call_timeout_s)
+        self._links = Links(side, config.sender)
         self._parts = RunParts(self.driver, self._links, peers, self._clock, config)
         self._runs: dict[str, PrefillRun] = {}
         self._settling: set[asyncio.Task[None]] = set()

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from contracts.clock import VirtualClock, settle
-from contracts.errors import DiptychError, InternalError, WorkerLost
+from contracts.errors import DiptychError, HandoffError, InternalError, WorkerLost
 from contracts.kv_layout import KVLayout
 from contracts.request import GenerationRequest
 from contracts.sampling import SamplingParams
@@ -257,6 +257,7 @@ class World:
         self.lives = []
         self.new_life()
         self.senders = {}
+        self.owners = {}
         self.endings = {}
         self.computed = {}
 
@@ -270,7 +271,7 @@ class World:
         connector = LocalConnector(self.hub, self.clock, self.fault)
         connector.expose(region)
         side = Side(WorkerRef("p", self.epoch), LAYOUT, (connector,), self.clock, self.observer)
-        self.lives.append((connector, region, Links(side, SEND.call_timeout_s)))
+        self.lives.append((connector, region, Links(side, SEND)))
 
     def blocks(self, who):
         return tuple(range(who * SOURCE_BLOCKS, (who + 1) * SOURCE_BLOCKS))
@@ -287,6 +288,7 @@ class World:
         peer = LossyPeer(self.receiver, self.clock, self.fates, self.background)
         self.senders[who] = (Sender(facts, peer, links, SEND), region, num_tokens)
         self.computed[who] = 0
+        self.owners[who] = links.side.ref
         self.senders[who][0].start()
 
     def advance(self, who, num_tokens):
@@ -317,11 +319,19 @@ class World:
     def stray_abort(self, who):
         """An Abort that the sender knows nothing of: it may be writing at this moment."""
         if who in self.senders:
-            side = self.lives[-1][2].side
-            self.background.append(asyncio.ensure_future(self._stray_abort(who, side.ref)))
+            self.background.append(asyncio.ensure_future(self._stray_abort(who, self.owners[who])))
+
+    def stranger_abort(self, who):
+        """An Abort of a worker to which the hand-off does not belong: it must change nothing."""
+        if who in self.senders:
+            self.background.append(asyncio.ensure_future(self._stray_abort(who, WorkerRef("q", 1))))
 
     async def _stray_abort(self, who, prefill):
-        await self.receiver.abort(AbortRequest(f"h{who}", prefill, self.decode_ref, "stray"))
+        before = self.receiver.counts()
+        try:
+            await self.receiver.abort(AbortRequest(f"h{who}", prefill, self.decode_ref, "stray"))
+        except HandoffError:  # another's, or of an older life
+            assert self.receiver.counts() == before
 
     async def _finish(self, who):
         sender, region, num_tokens = self.senders[who]
@@ -402,6 +412,7 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("finish"), WHO),
     st.tuples(st.just("abort"), WHO),
     st.tuples(st.just("stray_abort"), WHO),
+    st.tuples(st.just("stranger_abort"), WHO),
     st.tuples(st.just("cancel"), WHO),
     st.tuples(st.just("new_life")),
     st.tuples(st.just("tick"), st.sampled_from([0.0, 0.0, 0.05, 0.5, 1.0, 4.0])),

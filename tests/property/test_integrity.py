@@ -42,7 +42,7 @@ class FlippingPair(Pair):
         self.source = FlippingConnector(self.hub, self.clock, bit)
         self.source.expose(self.source_region)
         self.p = replace(self.p, connectors=(self.source,))
-        self.links = Links(self.p, self.send.call_timeout_s)
+        self.links = Links(self.p, self.send)
 
 
 async def hand_off(integrity, bit, chunks):

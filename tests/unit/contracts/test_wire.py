@@ -6,20 +6,32 @@ from dataclasses import replace
 import pytest
 
 from contracts import wire, wire_handoff
-from contracts.errors import Draining, ErrorCode, InternalError, InvalidRequest, Unavailable
+from contracts.errors import (
+    Draining,
+    ErrorCode,
+    HandoffError,
+    InternalError,
+    InvalidRequest,
+    StaleEpoch,
+    Unavailable,
+)
 from contracts.kv_layout import KVLayout
 from contracts.pb.diptych.v1 import handoff_pb2, registry_pb2, types_pb2
 from contracts.request import ErrorInfo, FinishReason, GenerationRequest, TokenDelta, TokenLogprob
 from contracts.sampling import SamplingParams
 from contracts.ticket import (
     AbortRequest,
+    AbortResponse,
+    CommitResponse,
     ConnectRequest,
     ConnectResponse,
+    Full,
     Grant,
     RenewRequest,
     RenewResponse,
     ReserveRequest,
     Ticket,
+    check_answer,
 )
 from contracts.worker import ConnectorAddress, WorkerInfo, WorkerKind, WorkerLoad, WorkerRef, WorkerState
 from observability.stages import HandoffStats, StageTimes
@@ -97,22 +109,48 @@ def test_finish_reasons_round_trip(reason):
 def test_hand_off_messages_round_trip():
     reserve = ReserveRequest("h", P, D, 5, (b"a", b"b"))
     assert wire_handoff.reserve_from_pb(wire_handoff.reserve_to_pb(reserve)) == reserve
-    grant = Grant("h", D, (4, 5), 16, 5.0, ((ConnectorAddress("tcp", "h:1"), 2**63 + 1),))
+    grant = Grant("h", P, D, (4, 5), 16, 5.0, ((ConnectorAddress("tcp", "h:1"), 2**63 + 1),))
     assert wire_handoff.grant_from_pb(wire_handoff.grant_to_pb(grant)) == grant
     ticket = Ticket("h", P, D, LAYOUT, REQUEST, 2, 16, 2**63 + 1, (b"a",), (b"d",), LOGPROB, STAGES)
     assert wire_handoff.ticket_from_pb(wire_handoff.ticket_to_pb(ticket)) == ticket
     connect = ConnectRequest(P, D, LAYOUT)
     assert wire_handoff.connect_from_pb(wire_handoff.connect_to_pb(connect)) == connect
-    connected = ConnectResponse(D, (ConnectorAddress("shm", "a"), ConnectorAddress("tcp", "h:1")))
+    connected = ConnectResponse(P, D, (ConnectorAddress("shm", "a"), ConnectorAddress("tcp", "h:1")))
     assert wire_handoff.connected_from_pb(wire_handoff.connected_to_pb(connected)) == connected
     abort = AbortRequest("h", P, D, "client left")
     assert wire_handoff.abort_from_pb(wire_handoff.abort_to_pb(abort)) == abort
+    aborted = AbortResponse("h", P, D)
+    assert wire_handoff.aborted_from_pb(wire_handoff.aborted_to_pb(aborted)) == aborted
+    committed = CommitResponse("h", P, D, 7)
+    assert wire_handoff.committed_from_pb(wire_handoff.committed_to_pb(committed)) == committed
+    full = Full(P, D, 0.25)
+    assert wire_handoff.full_from_pb(wire_handoff.full_to_pb(full)) == full
     renew = RenewRequest(P, D, ("h", "i"))
     assert wire_handoff.renew_from_pb(wire_handoff.renew_to_pb(renew)) == renew
-    renewed = RenewResponse(("i",), 5.0)
+    renewed = RenewResponse(P, D, ("i",), 5.0)
     assert wire_handoff.renewed_from_pb(wire_handoff.renewed_to_pb(renewed)) == renewed
     stats = HandoffStats("shm", 10, 2, 3, 4, 0.5, 0.25)
     assert wire.handoff_stats_from_pb(wire.handoff_stats_to_pb(stats)) == stats
+
+
+def test_every_message_and_every_answer_of_a_hand_off_names_both_lives():
+    """Of those that travel alone; a Grant, a NoRoom and a Ticket are inside another."""
+    whole = handoff_pb2.DESCRIPTOR.message_types_by_name
+    inside = {"Window": set(), "ReserveResponse": {"grant", "no_room"}, "CommitRequest": {"ticket"}}
+    for name, message in whole.items():
+        fields = {field.name for field in message.fields}
+        assert inside[name] <= fields if name in inside else {"prefill", "decode"} <= fields, name
+
+
+@pytest.mark.parametrize("whose", ["prefill", "decode"])
+def test_an_answer_of_another_life_or_worker_is_not_believed(whose):
+    answer = AbortResponse("h", P, D)
+    check_answer(answer, P, D)
+    ref = getattr(answer, whose)
+    with pytest.raises(StaleEpoch, match=ref.worker_id):
+        check_answer(replace(answer, **{whose: replace(ref, epoch=ref.epoch + 1)}), P, D)
+    with pytest.raises(HandoffError, match="someone"):
+        check_answer(replace(answer, **{whose: replace(ref, worker_id="someone")}), P, D)
 
 
 def test_worker_messages_round_trip():

@@ -110,7 +110,7 @@ async def test_an_adopted_hand_off_streams_from_its_second_token() -> None:
     async with bench() as made:
         made.desk.attach(made.session, "h", 10)
         await reserved(made, "h")
-        assert await made.worker.receiver.commit(ticket(made, "h", (7,))) == 3
+        assert (await made.worker.receiver.commit(ticket(made, "h", (7,)))).num_blocks == 3
         deltas = await made.read()
         assert [delta.first_index for delta in deltas] == [1, 2, 3, 4]
 

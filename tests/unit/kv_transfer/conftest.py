@@ -105,7 +105,7 @@ class Pair:
             integrity=send_integrity,
         )
         self.receiver = self.make_receiver(self.pool)
-        self.links = Links(self.p, self.send.call_timeout_s)
+        self.links = Links(self.p, self.send)
 
     def make_receiver(self, pool):
         self.latest = Noting(self.d, pool, self.told, self.receive, self.told.fatal.append)
@@ -114,8 +114,8 @@ class Pair:
     def _fault(self, index):
         return self.faults.pop(0) if self.faults else WriteFault()
 
-    def sender(self, handoff_id="h", hashes=(b"x", b"y", b"z"), peer=None, decode=None):
-        facts = HandoffFacts(handoff_id, decode or self.d.ref, NUM_TOKENS, hashes)
+    def sender(self, handoff_id="h", hashes=(b"x", b"y", b"z"), peer=None, time_left_s=None):
+        facts = HandoffFacts(handoff_id, self.d.ref, NUM_TOKENS, hashes, time_left_s)
         return Sender(facts, peer or self.receiver, self.links, self.send)
 
     def result(self, num_tokens=NUM_TOKENS):

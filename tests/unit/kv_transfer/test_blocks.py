@@ -44,7 +44,7 @@ async def test_a_grant_that_does_not_fit_is_refused(pair, blocks, cached):
     pusher = Pusher(pair.p, pair.num_tokens, pair.send, "h")
     pusher.finish(pair.source_blocks)
     link = Link(pair.d.ref, pair.source, pair.target.address())
-    grant = Grant("h", pair.d.ref, tuple(range(blocks)), cached, 4.0, ((pair.target.address(), 1),))
+    grant = Grant("h", pair.p.ref, pair.d.ref, tuple(range(blocks)), cached, 4.0, ((pair.target.address(), 1),))
     with pytest.raises(HandoffError, match="does not fit"):
         await pusher.push(link, grant)
 
@@ -52,6 +52,6 @@ async def test_a_grant_that_does_not_fit_is_refused(pair, blocks, cached):
 async def test_a_grant_without_a_window_for_our_connector_is_refused(pair):
     pusher = Pusher(pair.p, pair.num_tokens, pair.send, "h")
     link = Link(pair.d.ref, pair.source, pair.target.address())
-    grant = Grant("h", pair.d.ref, (0, 1, 2, 3), 0, 4.0, ((ConnectorAddress("tcp", "x:1"), 1),))
+    grant = Grant("h", pair.p.ref, pair.d.ref, (0, 1, 2, 3), 0, 4.0, ((ConnectorAddress("tcp", "x:1"), 1),))
     with pytest.raises(TransferFailed, match="no window"):
         await pusher.push(link, grant)

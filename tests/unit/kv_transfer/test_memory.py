@@ -4,7 +4,7 @@ import pytest
 
 from contracts.errors import HandoffError, StaleEpoch
 from contracts.worker import WorkerRef
-from kv_transfer.memory import Bounded, Lives
+from kv_transfer.memory import Bounded, Endings, Lives
 
 D = WorkerRef("d", 7)
 
@@ -37,3 +37,17 @@ def test_the_oldest_is_forgotten_first():
     for name in ("a", "b", "a", "c"):
         book.put(name, name.upper())
     assert (book.get("a"), book.get("b"), book.get("c")) == ("A", None, "C")
+
+
+def test_an_ending_is_told_to_its_owner_alone():
+    p, q, endings = WorkerRef("p", 3), WorkerRef("q", 1), Endings(4)
+    endings.give_up("h", q, "never reserved")
+    assert (endings.of("h", q), endings.of("h", p)) == ("never reserved", None)
+    endings.put("h", p, 4)
+    endings.give_up("h", p, "too late")
+    assert endings.of("h", p) == 4
+    for stranger in (q, WorkerRef("p", 4)):
+        with pytest.raises(HandoffError, match="belongs to p, epoch 3"):
+            endings.of("h", stranger)
+        with pytest.raises(HandoffError, match="belongs to p, epoch 3"):
+            endings.give_up("h", stranger, "not mine")

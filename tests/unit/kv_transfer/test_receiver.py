@@ -19,7 +19,7 @@ from contracts.errors import (
 from contracts.kv_layout import KVLayout
 from contracts.request import GenerationRequest
 from contracts.sampling import SamplingParams
-from contracts.ticket import AbortRequest, ConnectRequest, RenewRequest
+from contracts.ticket import AbortRequest, CommitResponse, ConnectRequest, RenewRequest
 from contracts.worker import WorkerRef
 from kv_transfer.connector import ByteRange, Write
 from kv_transfer.handoff import TargetState
@@ -106,10 +106,65 @@ async def test_messages_for_another_life_are_refused_everywhere(pair):
     assert pair.receiver.counts() == {TargetState.RESERVED: 1}
 
 
+STRANGER = WorkerRef("q", 9)
+NOT_ITS_OWN = "hand-off h belongs to p, epoch 3; q, epoch 9, has no say in it"
+
+
+async def refused_to_a_stranger(pair, receiver):
+    calls = (
+        receiver.reserve(pair.reserve_request(prefill=STRANGER)),
+        receiver.commit(pair.ticket(prefill=STRANGER)),
+        receiver.abort(abort_of(pair, prefill=STRANGER)),
+    )
+    for call in calls:
+        with pytest.raises(HandoffError, match=NOT_ITS_OWN):
+            await call
+    assert (await receiver.renew(RenewRequest(STRANGER, pair.d.ref, ("h",)))).lost_handoff_ids == ("h",)
+
+
+async def test_a_handoff_belongs_to_the_life_that_reserved_it(pair):
+    await pair.receiver.reserve(pair.reserve_request())
+    for _ in range(3):
+        await pair.clock.advance(1.0)
+        await refused_to_a_stranger(pair, pair.receiver)
+    assert pair.receiver.counts() == {TargetState.RESERVED: 1}
+    await pair.clock.advance(1.0)  # what a stranger renews is not renewed
+    assert [h for h, _ in pair.told.lost] == ["h"]
+    await refused_to_a_stranger(pair, pair.receiver)
+    await pair.receiver.reserve(pair.reserve_request("i"))
+    committed = await pair.receiver.commit(pair.ticket(handoff_id="i", request=request_of("i")))
+    assert committed.prefill == pair.p.ref
+    with pytest.raises(HandoffError, match="belongs to p, epoch 3"):
+        await pair.receiver.commit(pair.ticket(handoff_id="i", prefill=STRANGER))
+
+
+def request_of(request_id):
+    return GenerationRequest(request_id, tuple(range(14)), SamplingParams(), (42,))
+
+
+async def test_a_handoff_belongs_to_whoever_reserves_it_while_the_engine_is_asked(pair):
+    receiver = pair.make_receiver(SlowPool(pair.clock))
+    asking = asyncio.ensure_future(receiver.reserve(pair.reserve_request()))
+    await settle()
+    with pytest.raises(HandoffError, match=NOT_ITS_OWN):
+        await receiver.reserve(pair.reserve_request(prefill=STRANGER))
+    with pytest.raises(HandoffError, match="other facts"):
+        await receiver.reserve(pair.reserve_request(hashes=(b"a", b"b", b"c")))
+    assert (await receiver.renew(RenewRequest(STRANGER, pair.d.ref, ("h",)))).lost_handoff_ids == ("h",)
+    await receiver.abort(abort_of(pair, prefill=STRANGER))  # not known yet: means nothing to the one who asks
+    assert (await pair.turn(asking)).prefill == pair.p.ref
+
+
+async def test_a_stranger_s_abort_that_comes_first_does_not_block_the_id(pair):
+    await pair.receiver.abort(abort_of(pair, prefill=STRANGER))
+    assert (await pair.receiver.reserve(pair.reserve_request())).handoff_id == "h"
+    assert pair.receiver.counts() == {TargetState.RESERVED: 1}
+
+
 async def test_commit_adopts_once_and_repeats_its_answer(pair):
     await pair.receiver.reserve(pair.reserve_request())
     answers = await asyncio.gather(*(pair.receiver.commit(pair.ticket()) for _ in range(3)))
-    assert [*answers, await pair.receiver.commit(pair.ticket())] == [4, 4, 4, 4]
+    assert [*answers, await pair.receiver.commit(pair.ticket())] == [CommitResponse("h", pair.p.ref, pair.d.ref, 4)] * 4
     assert [t.handoff_id for t in pair.told.adopted] == ["h"]
     assert list(pair.pool.adopted) == ["h"]
     assert not pair.target.writable()
@@ -130,7 +185,6 @@ async def test_commit_adopts_once_and_repeats_its_answer(pair):
         ("num_tokens", {"request": GenerationRequest("h", (1, 2), SamplingParams(), (3,))}),
         ("request_id", {"request": GenerationRequest("x", tuple(range(14)), SamplingParams(), (3,))}),
         ("block_hashes", {"block_hashes": (b"x", b"y", b"q")}),
-        ("prefill", {"prefill": WorkerRef("q", 1)}),
     ],
 )
 async def test_a_ticket_that_does_not_fit_ends_the_handoff(pair, field, change):
@@ -323,7 +377,7 @@ async def test_a_commit_waits_until_its_writers_are_out(pair):
     assert pair.receiver.counts() == {TargetState.RECEIVING: 1}
     assert (await pair.receiver.renew(renewal(pair, "h"))).lost_handoff_ids == ()
     assert not pair.pool.adopted
-    assert await pair.turn(committing) == await again == 4
+    assert (await pair.turn(committing)).num_blocks == (await again).num_blocks == 4
     await writing
 
 
@@ -383,7 +437,7 @@ async def test_draining_grants_nothing_and_waits_for_what_there_is(pair):
         await pair.receiver.reserve(pair.reserve_request("late"))
     await pair.receiver.reserve(pair.reserve_request())  # what is held already goes on
     assert not draining.done()
-    assert await pair.receiver.commit(pair.ticket()) == 4
+    assert (await pair.receiver.commit(pair.ticket())).num_blocks == 4
     await pair.turn(draining)
 
 

@@ -1,6 +1,7 @@
 """The prefill side: what is sent when, and that nothing is under way once it has ended."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -307,7 +308,7 @@ async def test_the_lease_is_renewed_for_as_long_as_prefill_takes(pair):
 
 async def test_a_lease_that_is_lost_ends_the_handoff(pair, peer):
     async def lost(request):
-        return RenewResponse(request.handoff_ids, 4.0)
+        return RenewResponse(request.prefill, request.decode, request.handoff_ids, 4.0)
 
     peer.next["renew"] = [lost]
     sender = pair.sender(peer=peer)
@@ -337,6 +338,122 @@ async def test_renewals_may_be_lost_for_as_long_as_the_lease_lasts(pair, peer):
     await pair.clock.advance(10.0)
     with pytest.raises(TransferFailed, match="the lease at d ran out"):
         await sender.finish(pair.result())
+
+
+async def test_one_renewal_carries_every_lease_of_a_pair(pair, peer):
+    asked = []
+
+    async def note(request):
+        asked.append(request.handoff_ids)
+        return await pair.receiver.renew(request)
+
+    peer.next["renew"] = [note] * 10
+    senders = [pair.sender(name, peer=peer) for name in ("h1", "h2")]
+    for sender in senders:
+        sender.start()
+    await pair.clock.advance(2.5)
+    assert asked == [("h1", "h2")] * 2
+    await senders[0].finish(pair.result())
+    await pair.clock.advance(1.0)
+    assert asked[2:] == [("h2",)]
+    await senders[1].abort("over")
+    await pair.clock.advance(5.0)
+    assert len(asked) == 3, "nothing is renewed that is over"
+    assert not pair.links.heartbeats._ending
+
+
+async def test_what_one_renewal_loses_is_lost_alone(pair, peer):
+    async def lose_h1(request):
+        await pair.receiver.renew(request)
+        return RenewResponse(request.prefill, request.decode, ("h1",), 4.0)
+
+    peer.next["renew"] = [lose_h1]
+    senders = [pair.sender(name, peer=peer) for name in ("h1", "h2")]
+    for sender in senders:
+        sender.start()
+    await pair.clock.advance(20.0)
+    assert [sender.failed for sender in senders] == [True, False]
+    await senders[1].finish(pair.result())
+    assert list(pair.pool.adopted) == ["h2"]
+
+
+@pytest.mark.parametrize("call", ["connect", "reserve", "commit", "abort", "renew"])
+async def test_an_answer_of_another_life_ends_all_that_is_held_there_at_once(pair, peer, call):
+    """The decode worker has started again, and one answer of the new life is the first that is heard of it."""
+
+    async def other_life(message):
+        answer = await getattr(pair.receiver, call)(message)
+        return replace(answer, decode=WorkerRef("d", 8))
+
+    waits = pair.sender("waits", peer=peer)
+    waits.start()
+    await settle()
+    if call == "connect":
+        pair.links.drop(await pair.links.get(peer, pair.d.ref))
+    peer.next[call] = [other_life]
+    sender = pair.sender(peer=peer)
+    sender.start()
+    if call == "abort":  # a farewell: whoever says it has nothing to lose any more
+        await sender.abort("bye")
+        await settle()
+        assert not waits.failed
+        await waits.abort("over")
+        return
+    if call == "renew":
+        await pair.clock.advance(1.5)
+    with pytest.raises(StaleEpoch, match="epoch of d: expected 7, got 8"):
+        await sender.finish(pair.result())
+    await settle()
+    assert waits.failed
+    assert not pair.links._links, "the link to the old life is forgotten"
+    await pair.clock.advance(5.0)
+    assert len(pair.pool.free) == (4 if call == "commit" else 8)
+
+
+@pytest.mark.parametrize(("time_left_s", "after_s"), [(None, 600.0), (5.0, 5.0), (900.0, 600.0)])
+async def test_a_handoff_that_its_owner_forgot_does_not_hold_room_for_ever(pair, time_left_s, after_s):
+    sender = pair.sender(time_left_s=time_left_s)
+    sender.start()
+    await pair.clock.advance(after_s - 0.5)
+    assert pair.receiver.counts() == {TargetState.RESERVED: 1}
+    await pair.clock.advance(1.0)
+    assert sender.failed
+    assert len(pair.pool.free) == 8
+    with pytest.raises(DeadlineExceeded, match=f"not ended within {after_s:g} s"):
+        await sender.finish(pair.result())
+
+
+async def test_a_heartbeat_that_breaks_loses_what_it_kept(pair, peer, caplog):
+    peer.next["renew"] = [KeyError("bug")]
+    sender = pair.sender(peer=peer)
+    sender.start()
+    await pair.clock.advance(1.5)
+    with pytest.raises(InternalError, match="cannot be renewed: KeyError"):
+        await sender.finish(pair.result())
+    assert "bug" in caplog.text
+
+
+async def test_closing_the_links_ends_their_heartbeats(pair, peer):
+    async def hang(message):
+        await pair.clock.sleep(1000)
+
+    peer.next["renew"] = [hang]
+    sender = pair.sender(peer=peer)
+    sender.start()
+    await pair.clock.advance(1.5)
+    await pair.links.close()
+    assert not pair.links.heartbeats._ending
+    await sender.abort("over")
+
+
+async def test_an_abort_that_comes_after_the_commit_is_told_so(pair):
+    sender = pair.sender()
+    sender.start()
+    assert not sender.committed
+    await sender.finish(pair.result())
+    await sender.abort("too late")
+    assert sender.committed
+    assert not sender.failed
 
 
 async def test_misuse_is_loud(pair):
@@ -393,7 +510,7 @@ async def test_one_connect_serves_all_and_failures_are_not_remembered(pair, peer
 async def test_another_life_than_the_one_meant(pair, peer):
     async def other(request):
         answer = await pair.receiver.connect(request)
-        return type(answer)(WorkerRef("d", 8), answer.connectors)
+        return replace(answer, decode=WorkerRef("d", 8))
 
     peer.next["connect"] = [other]
     with pytest.raises(StaleEpoch):

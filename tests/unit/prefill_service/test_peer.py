@@ -7,16 +7,20 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from contracts import wire_handoff
 from contracts.clock import VirtualClock
 from contracts.errors import DiptychError, LayoutMismatch, NoRoom, StaleEpoch, UnknownHandoff, WorkerLost
 from contracts.kv_layout import KVLayout
-from contracts.pb.diptych.v1 import handoff_pb2_grpc
+from contracts.pb.diptych.v1 import handoff_pb2, handoff_pb2_grpc
 from contracts.request import GenerationRequest
 from contracts.sampling import SamplingParams
 from contracts.ticket import (
     AbortRequest,
+    AbortResponse,
+    CommitResponse,
     ConnectRequest,
     ConnectResponse,
+    Full,
     Grant,
     RenewRequest,
     RenewResponse,
@@ -33,7 +37,7 @@ LAYOUT = KVLayout("m", "float32", 2, 1, 4, 4)
 CONNECT = ConnectRequest(P, D, LAYOUT)
 RESERVE = ReserveRequest("h", P, D, 9, (b"a", b"b"))
 TICKET = Ticket("h", P, D, LAYOUT, GenerationRequest("h", (1, 2), SamplingParams(), (3,)), 2, 0, 1)
-GRANT = Grant("h", D, (4, 5), 4, 2.5, ((ConnectorAddress("tcp", "h:1"), 2**63 + 5),))
+GRANT = Grant("h", P, D, (4, 5), 4, 2.5, ((ConnectorAddress("tcp", "h:1"), 2**63 + 5),))
 
 
 class Peer:
@@ -50,22 +54,23 @@ class Peer:
 
     async def connect(self, request: ConnectRequest) -> ConnectResponse:
         self._hear(request)
-        return ConnectResponse(D, (ConnectorAddress("shm", "x"),))
+        return ConnectResponse(P, D, (ConnectorAddress("shm", "x"),))
 
     async def reserve(self, request: ReserveRequest) -> Grant:
         self._hear(request)
         return GRANT
 
-    async def commit(self, ticket: Ticket) -> int:
+    async def commit(self, ticket: Ticket) -> CommitResponse:
         self._hear(ticket)
-        return 7
+        return CommitResponse("h", P, D, 7)
 
-    async def abort(self, request: AbortRequest) -> None:
+    async def abort(self, request: AbortRequest) -> AbortResponse:
         self._hear(request)
+        return AbortResponse("h", P, D)
 
     async def renew(self, request: RenewRequest) -> RenewResponse:
         self._hear(request)
-        return RenewResponse(("h2",), 3.5)
+        return RenewResponse(P, D, ("h2",), 3.5)
 
 
 @asynccontextmanager
@@ -81,11 +86,11 @@ async def served() -> AsyncIterator[tuple[Peer, GrpcPeer, RpcServer]]:
 async def test_every_message_and_answer_arrives_whole() -> None:
     async with served() as (peer, remote, _):
         abort, renew = AbortRequest("h", P, D, "left"), RenewRequest(P, D, ("h", "h2"))
-        assert await remote.connect(CONNECT) == ConnectResponse(D, (ConnectorAddress("shm", "x"),))
+        assert await remote.connect(CONNECT) == ConnectResponse(P, D, (ConnectorAddress("shm", "x"),))
         assert await remote.reserve(RESERVE) == GRANT
-        assert await remote.commit(TICKET) == 7
-        await remote.abort(abort)
-        assert await remote.renew(renew) == RenewResponse(("h2",), 3.5)
+        assert await remote.commit(TICKET) == CommitResponse("h", P, D, 7)
+        assert await remote.abort(abort) == AbortResponse("h", P, D)
+        assert await remote.renew(renew) == RenewResponse(P, D, ("h2",), 3.5)
         assert peer.heard == [CONNECT, RESERVE, TICKET, abort, renew]
 
 
@@ -109,6 +114,24 @@ async def test_no_room_says_when_to_ask_again() -> None:
         with pytest.raises(NoRoom) as caught:
             await remote.reserve(RESERVE)
         assert caught.value.retry_after_s == 0.25
+
+
+class Another(handoff_pb2_grpc.HandoffServicer):
+    """Another life, at the same address, that has no room."""
+
+    async def Reserve(self, request: handoff_pb2.ReserveRequest, context: object) -> handoff_pb2.ReserveResponse:
+        full = wire_handoff.full_to_pb(Full(P, WorkerRef("d", 3), 0.25))
+        return handoff_pb2.ReserveResponse(no_room=full)
+
+
+async def test_no_room_in_another_life_is_no_answer_of_this_one() -> None:
+    server = RpcServer(ServerConfig(), ())
+    handoff_pb2_grpc.add_HandoffServicer_to_server(Another(), server.grpc_server)
+    remote = GrpcPeer(D, f"127.0.0.1:{await server.start()}")
+    with pytest.raises(StaleEpoch, match="epoch of d: expected 2, got 3"):
+        await remote.reserve(RESERVE)
+    await remote.close()
+    await server.stop(0)
 
 
 async def test_nobody_there_means_no_answer() -> None:

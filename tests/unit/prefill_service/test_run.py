@@ -15,6 +15,8 @@ from contracts.request import GenerationRequest
 from contracts.sampling import SamplingParams
 from contracts.ticket import (
     AbortRequest,
+    AbortResponse,
+    CommitResponse,
     ConnectRequest,
     ConnectResponse,
     Grant,
@@ -54,24 +56,25 @@ class DecodeSide:
         self.may_reserve.set()
 
     async def connect(self, request: ConnectRequest) -> ConnectResponse:
-        return ConnectResponse(D, (self.connector.address(),))
+        return ConnectResponse(request.prefill, D, (self.connector.address(),))
 
     async def reserve(self, request: ReserveRequest) -> Grant:
         self.reserving.set()
         await self.may_reserve.wait()
         block_ids = tuple(range(MODEL.layout.num_blocks_for(request.num_tokens)))
         key = self.connector.open_window([ByteRange(0, len(block_ids) * MODEL.layout.block_bytes)])
-        return Grant(request.handoff_id, D, block_ids, 0, 10.0, ((self.connector.address(), key),))
+        return Grant(request.handoff_id, request.prefill, D, block_ids, 0, 10.0, ((self.connector.address(), key),))
 
-    async def commit(self, ticket: Ticket) -> int:
+    async def commit(self, ticket: Ticket) -> CommitResponse:
         self.tickets.append(ticket)
-        return 1
+        return CommitResponse(ticket.handoff_id, ticket.prefill, D, 1)
 
-    async def abort(self, request: AbortRequest) -> None:
+    async def abort(self, request: AbortRequest) -> AbortResponse:
         self.aborted.append(request.handoff_id)
+        return AbortResponse(request.handoff_id, request.prefill, D)
 
     async def renew(self, request: RenewRequest) -> RenewResponse:
-        return RenewResponse((), 10.0)
+        return RenewResponse(request.prefill, D, (), 10.0)
 
 
 class Peers:

@@ -89,6 +89,7 @@ class DecodeCommand(google.protobuf.message.Message):
     ATTACH_FIELD_NUMBER: builtins.int
     GENERATE_FIELD_NUMBER: builtins.int
     CANCEL_FIELD_NUMBER: builtins.int
+    DECODE_FIELD_NUMBER: builtins.int
     @property
     def attach(self) -> Global___Attach:
         """Follow a hand-off."""
@@ -101,15 +102,20 @@ class DecodeCommand(google.protobuf.message.Message):
     def cancel(self) -> Global___Cancel:
         """Stop one."""
 
+    @property
+    def decode(self) -> contracts.pb.diptych.v1.types_pb2.WorkerRef:
+        """The decode worker that is meant; another, or another life of it, ends the session with FAILED_PRECONDITION."""
+
     def __init__(
         self,
         *,
         attach: Global___Attach | None = ...,
         generate: Global___GenerateAlone | None = ...,
         cancel: Global___Cancel | None = ...,
+        decode: contracts.pb.diptych.v1.types_pb2.WorkerRef | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["attach", b"attach", "cancel", b"cancel", "command", b"command", "generate", b"generate"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attach", b"attach", "cancel", b"cancel", "command", b"command", "generate", b"generate"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["attach", b"attach", "cancel", b"cancel", "command", b"command", "decode", b"decode", "generate", b"generate"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attach", b"attach", "cancel", b"cancel", "command", b"command", "decode", b"decode", "generate", b"generate"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["command", b"command"]) -> typing.Literal["attach", "generate", "cancel"] | None: ...
 
 Global___DecodeCommand: typing_extensions.TypeAlias = DecodeCommand
@@ -121,15 +127,22 @@ class DecodeBatch(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     DELTAS_FIELD_NUMBER: builtins.int
+    DECODE_FIELD_NUMBER: builtins.int
     @property
     def deltas(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[contracts.pb.diptych.v1.types_pb2.TokenDelta]:
         """One delta per request that has news."""
+
+    @property
+    def decode(self) -> contracts.pb.diptych.v1.types_pb2.WorkerRef:
+        """Who says so."""
 
     def __init__(
         self,
         *,
         deltas: collections.abc.Iterable[contracts.pb.diptych.v1.types_pb2.TokenDelta] | None = ...,
+        decode: contracts.pb.diptych.v1.types_pb2.WorkerRef | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["deltas", b"deltas"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["decode", b"decode"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["decode", b"decode", "deltas", b"deltas"]) -> None: ...
 
 Global___DecodeBatch: typing_extensions.TypeAlias = DecodeBatch

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from contracts.pb.diptych.v1 import types_pb2 as diptych_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x64iptych/v1/handoff.proto\x12\ndiptych.v1\x1a\x16\x64iptych/v1/types.proto\"\x85\x01\n\x0e\x43onnectRequest\x12&\n\x07prefill\x18\x01 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12%\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12$\n\x06layout\x18\x03 \x01(\x0b\x32\x14.diptych.v1.KVLayout\"j\n\x0f\x43onnectResponse\x12%\n\x06\x64\x65\x63ode\x18\x01 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12\x30\n\nconnectors\x18\x02 \x03(\x0b\x32\x1c.diptych.v1.ConnectorAddress\"\x9d\x01\n\x0eReserveRequest\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12&\n\x07prefill\x18\x02 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12%\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x14\n\x0c\x62lock_hashes\x18\x05 \x03(\x0c\"D\n\x06Window\x12-\n\x07\x61\x64\x64ress\x18\x01 \x01(\x0b\x32\x1c.diptych.v1.ConnectorAddress\x12\x0b\n\x03key\x18\x02 \x01(\x04\"\xa6\x01\n\x05Grant\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12%\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12\x11\n\tblock_ids\x18\x03 \x03(\r\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\r\x12\x0f\n\x07lease_s\x18\x05 \x01(\x01\x12#\n\x07windows\x18\x06 \x03(\x0b\x32\x12.diptych.v1.Window\"\x1f\n\x06NoRoom\x12\x15\n\rretry_after_s\x18\x01 \x01(\x01\"f\n\x0fReserveResponse\x12\"\n\x05grant\x18\x01 \x01(\x0b\x32\x11.diptych.v1.GrantH\x00\x12%\n\x07no_room\x18\x02 \x01(\x0b\x32\x12.diptych.v1.NoRoomH\x00\x42\x08\n\x06\x61nswer\"\x8f\x03\n\x06Ticket\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12&\n\x07prefill\x18\x02 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12%\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12$\n\x06layout\x18\x04 \x01(\x0b\x32\x14.diptych.v1.KVLayout\x12$\n\x07request\x18\x05 \x01(\x0b\x32\x13.diptych.v1.Request\x12\x1b\n\x13num_computed_tokens\x18\x06 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x07 \x01(\r\x12\x14\n\x0c\x62lock_hashes\x18\x08 \x03(\x0c\x12\x15\n\rblock_digests\x18\t \x03(\x0c\x12\x35\n\x13\x66irst_token_logprob\x18\n \x01(\x0b\x32\x18.diptych.v1.TokenLogprob\x12&\n\x06stages\x18\x0b \x01(\x0b\x32\x16.diptych.v1.StageTimes\x12\x12\n\nwindow_key\x18\x0c \x01(\x04\"3\n\rCommitRequest\x12\"\n\x06ticket\x18\x01 \x01(\x0b\x32\x12.diptych.v1.Ticket\"$\n\x0e\x43ommitResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\"\x81\x01\n\x0c\x41\x62ortRequest\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12&\n\x07prefill\x18\x02 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12%\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12\x0e\n\x06reason\x18\x04 \x01(\t\"\x0f\n\rAbortResponse\"r\n\x0cRenewRequest\x12&\n\x07prefill\x18\x01 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12%\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12\x13\n\x0bhandoff_ids\x18\x03 \x03(\t\":\n\rRenewResponse\x12\x18\n\x10lost_handoff_ids\x18\x01 \x03(\t\x12\x0f\n\x07lease_s\x18\x02 \x01(\x01\x32\xce\x02\n\x07Handoff\x12\x42\n\x07\x43onnect\x12\x1a.diptych.v1.ConnectRequest\x1a\x1b.diptych.v1.ConnectResponse\x12\x42\n\x07Reserve\x12\x1a.diptych.v1.ReserveRequest\x1a\x1b.diptych.v1.ReserveResponse\x12?\n\x06\x43ommit\x12\x19.diptych.v1.CommitRequest\x1a\x1a.diptych.v1.CommitResponse\x12<\n\x05\x41\x62ort\x12\x18.diptych.v1.AbortRequest\x1a\x19.diptych.v1.AbortResponse\x12<\n\x05Renew\x12\x18.diptych.v1.RenewRequest\x1a\x19.diptych.v1.RenewResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x64iptych/v1/handoff.proto\x12\ndiptych.v1\x1a\x16\x64iptych/v1/types.proto\"\x85\x01\n\x0e\x43onnectRequest\x12&\n\x07prefill\x18\x01 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12%\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12$\n\x06layout\x18\x03 \x01(\x0b\x32\x14.diptych.v1.KVLayout\"\x92\x01\n\x0f\x43onnectResponse\x12%\n\x06\x64\x65\x63ode\x18\x01 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12\x30\n\nconnectors\x18\x02 \x03(\x0b\x32\x1c.diptych.v1.ConnectorAddress\x12&\n\x07prefill\x18\x03 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\"\x9d\x01\n\x0eReserveRequest\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12&\n\x07prefill\x18\x02 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12%\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x14\n\x0c\x62lock_hashes\x18\x05 \x03(\x0c\"D\n\x06Window\x12-\n\x07\x61\x64\x64ress\x18\x01 \x01(\x0b\x32\x1c.diptych.v1.ConnectorAddress\x12\x0b\n\x03key\x18\x02 \x01(\x04\"\xce\x01\n\x05Grant\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12%\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12\x11\n\tblock_ids\x18\x03 \x03(\r\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\r\x12\x0f\n\x07lease_s\x18\x05 \x01(\x01\x12#\n\x07windows\x18\x06 \x03(\x0b\x32\x12.diptych.v1.Window\x12&\n\x07prefill\x18\x07 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\"n\n\x06NoRoom\x12\x15\n\rretry_after_s\x18\x01 \x01(\x01\x12%\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12&\n\x07prefill\x18\x03 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\"f\n\x0fReserveResponse\x12\"\n\x05grant\x18\x01 \x01(\x0b\x32\x11.diptych.v1.GrantH\x00\x12%\n\x07no_room\x18\x02 \x01(\x0b\x32\x12.diptych.v1.NoRoomH\x00\x42\x08\n\x06\x61nswer\"\x8f\x03\n\x06Ticket\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12&\n\x07prefill\x18\x02 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12%\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12$\n\x06layout\x18\x04 \x01(\x0b\x32\x14.diptych.v1.KVLayout\x12$\n\x07request\x18\x05 \x01(\x0b\x32\x13.diptych.v1.Request\x12\x1b\n\x13num_computed_tokens\x18\x06 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x07 \x01(\r\x12\x14\n\x0c\x62lock_hashes\x18\x08 \x03(\x0c\x12\x15\n\rblock_digests\x18\t \x03(\x0c\x12\x35\n\x13\x66irst_token_logprob\x18\n \x01(\x0b\x32\x18.diptych.v1.TokenLogprob\x12&\n\x06stages\x18\x0b \x01(\x0b\x32\x16.diptych.v1.StageTimes\x12\x12\n\nwindow_key\x18\x0c \x01(\x04\"3\n\rCommitRequest\x12\"\n\x06ticket\x18\x01 \x01(\x0b\x32\x12.diptych.v1.Ticket\"\x87\x01\n\x0e\x43ommitResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x12\n\nhandoff_id\x18\x02 \x01(\t\x12%\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12&\n\x07prefill\x18\x04 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\"\x81\x01\n\x0c\x41\x62ortRequest\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12&\n\x07prefill\x18\x02 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12%\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12\x0e\n\x06reason\x18\x04 \x01(\t\"r\n\rAbortResponse\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12%\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12&\n\x07prefill\x18\x03 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\"r\n\x0cRenewRequest\x12&\n\x07prefill\x18\x01 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12%\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12\x13\n\x0bhandoff_ids\x18\x03 \x03(\t\"\x89\x01\n\rRenewResponse\x12\x18\n\x10lost_handoff_ids\x18\x01 \x03(\t\x12\x0f\n\x07lease_s\x18\x02 \x01(\x01\x12%\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12&\n\x07prefill\x18\x04 \x01(\x0b\x32\x15.diptych.v1.WorkerRef2\xce\x02\n\x07Handoff\x12\x42\n\x07\x43onnect\x12\x1a.diptych.v1.ConnectRequest\x1a\x1b.diptych.v1.ConnectResponse\x12\x42\n\x07Reserve\x12\x1a.diptych.v1.ReserveRequest\x1a\x1b.diptych.v1.ReserveResponse\x12?\n\x06\x43ommit\x12\x19.diptych.v1.CommitRequest\x1a\x1a.diptych.v1.CommitResponse\x12<\n\x05\x41\x62ort\x12\x18.diptych.v1.AbortRequest\x1a\x19.diptych.v1.AbortResponse\x12<\n\x05Renew\x12\x18.diptych.v1.RenewRequest\x1a\x19.diptych.v1.RenewResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,32 +34,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CONNECTREQUEST']._serialized_start=65
   _globals['_CONNECTREQUEST']._serialized_end=198
-  _globals['_CONNECTRESPONSE']._serialized_start=200
-  _globals['_CONNECTRESPONSE']._serialized_end=306
-  _globals['_RESERVEREQUEST']._serialized_start=309
-  _globals['_RESERVEREQUEST']._serialized_end=466
-  _globals['_WINDOW']._serialized_start=468
-  _globals['_WINDOW']._serialized_end=536
-  _globals['_GRANT']._serialized_start=539
-  _globals['_GRANT']._serialized_end=705
-  _globals['_NOROOM']._serialized_start=707
-  _globals['_NOROOM']._serialized_end=738
-  _globals['_RESERVERESPONSE']._serialized_start=740
-  _globals['_RESERVERESPONSE']._serialized_end=842
-  _globals['_TICKET']._serialized_start=845
-  _globals['_TICKET']._serialized_end=1244
-  _globals['_COMMITREQUEST']._serialized_start=1246
-  _globals['_COMMITREQUEST']._serialized_end=1297
-  _globals['_COMMITRESPONSE']._serialized_start=1299
-  _globals['_COMMITRESPONSE']._serialized_end=1335
-  _globals['_ABORTREQUEST']._serialized_start=1338
-  _globals['_ABORTREQUEST']._serialized_end=1467
-  _globals['_ABORTRESPONSE']._serialized_start=1469
-  _globals['_ABORTRESPONSE']._serialized_end=1484
-  _globals['_RENEWREQUEST']._serialized_start=1486
-  _globals['_RENEWREQUEST']._serialized_end=1600
-  _globals['_RENEWRESPONSE']._serialized_start=1602
-  _globals['_RENEWRESPONSE']._serialized_end=1660
-  _globals['_HANDOFF']._serialized_start=1663
-  _globals['_HANDOFF']._serialized_end=1997
+  _globals['_CONNECTRESPONSE']._serialized_start=201
+  _globals['_CONNECTRESPONSE']._serialized_end=347
+  _globals['_RESERVEREQUEST']._serialized_start=350
+  _globals['_RESERVEREQUEST']._serialized_end=507
+  _globals['_WINDOW']._serialized_start=509
+  _globals['_WINDOW']._serialized_end=577
+  _globals['_GRANT']._serialized_start=580
+  _globals['_GRANT']._serialized_end=786
+  _globals['_NOROOM']._serialized_start=788
+  _globals['_NOROOM']._serialized_end=898
+  _globals['_RESERVERESPONSE']._serialized_start=900
+  _globals['_RESERVERESPONSE']._serialized_end=1002
+  _globals['_TICKET']._serialized_start=1005
+  _globals['_TICKET']._serialized_end=1404
+  _globals['_COMMITREQUEST']._serialized_start=1406
+  _globals['_COMMITREQUEST']._serialized_end=1457
+  _globals['_COMMITRESPONSE']._serialized_start=1460
+  _globals['_COMMITRESPONSE']._serialized_end=1595
+  _globals['_ABORTREQUEST']._serialized_start=1598
+  _globals['_ABORTREQUEST']._serialized_end=1727
+  _globals['_ABORTRESPONSE']._serialized_start=1729
+  _globals['_ABORTRESPONSE']._serialized_end=1843
+  _globals['_RENEWREQUEST']._serialized_start=1845
+  _globals['_RENEWREQUEST']._serialized_end=1959
+  _globals['_RENEWRESPONSE']._serialized_start=1962
+  _globals['_RENEWRESPONSE']._serialized_end=2099
+  _globals['_HANDOFF']._serialized_start=2102
+  _globals['_HANDOFF']._serialized_end=2436
 # @@protoc_insertion_point(module_scope)

@@ -65,6 +65,7 @@ class ConnectResponse(google.protobuf.message.Message):
 
     DECODE_FIELD_NUMBER: builtins.int
     CONNECTORS_FIELD_NUMBER: builtins.int
+    PREFILL_FIELD_NUMBER: builtins.int
     @property
     def decode(self) -> contracts.pb.diptych.v1.types_pb2.WorkerRef:
         """The decode worker."""
@@ -73,14 +74,19 @@ class ConnectResponse(google.protobuf.message.Message):
     def connectors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[contracts.pb.diptych.v1.types_pb2.ConnectorAddress]:
         """Its connectors, best first."""
 
+    @property
+    def prefill(self) -> contracts.pb.diptych.v1.types_pb2.WorkerRef:
+        """Whom it answers."""
+
     def __init__(
         self,
         *,
         decode: contracts.pb.diptych.v1.types_pb2.WorkerRef | None = ...,
         connectors: collections.abc.Iterable[contracts.pb.diptych.v1.types_pb2.ConnectorAddress] | None = ...,
+        prefill: contracts.pb.diptych.v1.types_pb2.WorkerRef | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["decode", b"decode"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["connectors", b"connectors", "decode", b"decode"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["decode", b"decode", "prefill", b"prefill"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["connectors", b"connectors", "decode", b"decode", "prefill", b"prefill"]) -> None: ...
 
 Global___ConnectResponse: typing_extensions.TypeAlias = ConnectResponse
 
@@ -162,6 +168,7 @@ class Grant(google.protobuf.message.Message):
     NUM_CACHED_TOKENS_FIELD_NUMBER: builtins.int
     LEASE_S_FIELD_NUMBER: builtins.int
     WINDOWS_FIELD_NUMBER: builtins.int
+    PREFILL_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """The hand-off."""
     num_cached_tokens: builtins.int
@@ -180,6 +187,10 @@ class Grant(google.protobuf.message.Message):
     def windows(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Window]:
         """One per connector, best first."""
 
+    @property
+    def prefill(self) -> contracts.pb.diptych.v1.types_pb2.WorkerRef:
+        """To whom."""
+
     def __init__(
         self,
         *,
@@ -189,9 +200,10 @@ class Grant(google.protobuf.message.Message):
         num_cached_tokens: builtins.int = ...,
         lease_s: builtins.float = ...,
         windows: collections.abc.Iterable[Global___Window] | None = ...,
+        prefill: contracts.pb.diptych.v1.types_pb2.WorkerRef | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["decode", b"decode"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["block_ids", b"block_ids", "decode", b"decode", "handoff_id", b"handoff_id", "lease_s", b"lease_s", "num_cached_tokens", b"num_cached_tokens", "windows", b"windows"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["decode", b"decode", "prefill", b"prefill"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["block_ids", b"block_ids", "decode", b"decode", "handoff_id", b"handoff_id", "lease_s", b"lease_s", "num_cached_tokens", b"num_cached_tokens", "prefill", b"prefill", "windows", b"windows"]) -> None: ...
 
 Global___Grant: typing_extensions.TypeAlias = Grant
 
@@ -202,14 +214,27 @@ class NoRoom(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RETRY_AFTER_S_FIELD_NUMBER: builtins.int
+    DECODE_FIELD_NUMBER: builtins.int
+    PREFILL_FIELD_NUMBER: builtins.int
     retry_after_s: builtins.float
     """When asking again makes sense."""
+    @property
+    def decode(self) -> contracts.pb.diptych.v1.types_pb2.WorkerRef:
+        """Who has none."""
+
+    @property
+    def prefill(self) -> contracts.pb.diptych.v1.types_pb2.WorkerRef:
+        """Whom it answers."""
+
     def __init__(
         self,
         *,
         retry_after_s: builtins.float = ...,
+        decode: contracts.pb.diptych.v1.types_pb2.WorkerRef | None = ...,
+        prefill: contracts.pb.diptych.v1.types_pb2.WorkerRef | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["retry_after_s", b"retry_after_s"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["decode", b"decode", "prefill", b"prefill"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["decode", b"decode", "prefill", b"prefill", "retry_after_s", b"retry_after_s"]) -> None: ...
 
 Global___NoRoom: typing_extensions.TypeAlias = NoRoom
 
@@ -348,14 +373,31 @@ class CommitResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NUM_BLOCKS_FIELD_NUMBER: builtins.int
+    HANDOFF_ID_FIELD_NUMBER: builtins.int
+    DECODE_FIELD_NUMBER: builtins.int
+    PREFILL_FIELD_NUMBER: builtins.int
     num_blocks: builtins.int
     """Blocks in the decode pool now owned by the engine for it."""
+    handoff_id: builtins.str
+    """The hand-off."""
+    @property
+    def decode(self) -> contracts.pb.diptych.v1.types_pb2.WorkerRef:
+        """Who has it."""
+
+    @property
+    def prefill(self) -> contracts.pb.diptych.v1.types_pb2.WorkerRef:
+        """Whom it answers."""
+
     def __init__(
         self,
         *,
         num_blocks: builtins.int = ...,
+        handoff_id: builtins.str = ...,
+        decode: contracts.pb.diptych.v1.types_pb2.WorkerRef | None = ...,
+        prefill: contracts.pb.diptych.v1.types_pb2.WorkerRef | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["num_blocks", b"num_blocks"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["decode", b"decode", "prefill", b"prefill"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["decode", b"decode", "handoff_id", b"handoff_id", "num_blocks", b"num_blocks", "prefill", b"prefill"]) -> None: ...
 
 Global___CommitResponse: typing_extensions.TypeAlias = CommitResponse
 
@@ -400,15 +442,34 @@ class AbortResponse(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    HANDOFF_ID_FIELD_NUMBER: builtins.int
+    DECODE_FIELD_NUMBER: builtins.int
+    PREFILL_FIELD_NUMBER: builtins.int
+    handoff_id: builtins.str
+    """The hand-off."""
+    @property
+    def decode(self) -> contracts.pb.diptych.v1.types_pb2.WorkerRef:
+        """Who has heard it."""
+
+    @property
+    def prefill(self) -> contracts.pb.diptych.v1.types_pb2.WorkerRef:
+        """Whom it answers."""
+
     def __init__(
         self,
+        *,
+        handoff_id: builtins.str = ...,
+        decode: contracts.pb.diptych.v1.types_pb2.WorkerRef | None = ...,
+        prefill: contracts.pb.diptych.v1.types_pb2.WorkerRef | None = ...,
     ) -> None: ...
+    def HasField(self, field_name: typing.Literal["decode", b"decode", "prefill", b"prefill"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["decode", b"decode", "handoff_id", b"handoff_id", "prefill", b"prefill"]) -> None: ...
 
 Global___AbortResponse: typing_extensions.TypeAlias = AbortResponse
 
 @typing.final
 class RenewRequest(google.protobuf.message.Message):
-    """Renews leases."""
+    """Renews the leases that one prefill worker holds on one decode worker, all in one message."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -447,18 +508,31 @@ class RenewResponse(google.protobuf.message.Message):
 
     LOST_HANDOFF_IDS_FIELD_NUMBER: builtins.int
     LEASE_S_FIELD_NUMBER: builtins.int
+    DECODE_FIELD_NUMBER: builtins.int
+    PREFILL_FIELD_NUMBER: builtins.int
     lease_s: builtins.float
     """The new lease of the others."""
     @property
     def lost_handoff_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Those that are not held any more: stop writing and treat them as failed."""
 
+    @property
+    def decode(self) -> contracts.pb.diptych.v1.types_pb2.WorkerRef:
+        """Who keeps them."""
+
+    @property
+    def prefill(self) -> contracts.pb.diptych.v1.types_pb2.WorkerRef:
+        """Whom it answers."""
+
     def __init__(
         self,
         *,
         lost_handoff_ids: collections.abc.Iterable[builtins.str] | None = ...,
         lease_s: builtins.float = ...,
+        decode: contracts.pb.diptych.v1.types_pb2.WorkerRef | None = ...,
+        prefill: contracts.pb.diptych.v1.types_pb2.WorkerRef | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["lease_s", b"lease_s", "lost_handoff_ids", b"lost_handoff_ids"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["decode", b"decode", "prefill", b"prefill"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["decode", b"decode", "lease_s", b"lease_s", "lost_handoff_ids", b"lost_handoff_ids", "prefill", b"prefill"]) -> None: ...
 
 Global___RenewResponse: typing_extensions.TypeAlias = RenewResponse

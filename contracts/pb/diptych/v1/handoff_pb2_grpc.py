@@ -26,8 +26,9 @@ if _version_not_supported:
 
 
 class HandoffStub(object):
-    """The decode side of the hand-off. Trusted network only. Every message carries the epochs of both workers; one of an old epoch is
-    refused with FAILED_PRECONDITION. All calls are idempotent for the same handoff_id.
+    """The decode side of the hand-off. Trusted network only. Every message, and every answer, carries the epochs of both workers; one
+    of an old epoch is refused with FAILED_PRECONDITION (an answer: not believed). All calls are idempotent for the same handoff_id,
+    which belongs to the life of the prefill worker that reserved it: from any other they are refused and change nothing.
     """
 
     def __init__(self, channel):
@@ -64,8 +65,9 @@ class HandoffStub(object):
 
 
 class HandoffServicer(object):
-    """The decode side of the hand-off. Trusted network only. Every message carries the epochs of both workers; one of an old epoch is
-    refused with FAILED_PRECONDITION. All calls are idempotent for the same handoff_id.
+    """The decode side of the hand-off. Trusted network only. Every message, and every answer, carries the epochs of both workers; one
+    of an old epoch is refused with FAILED_PRECONDITION (an answer: not believed). All calls are idempotent for the same handoff_id,
+    which belongs to the life of the prefill worker that reserved it: from any other they are refused and change nothing.
     """
 
     def Connect(self, request, context):
@@ -140,8 +142,9 @@ def add_HandoffServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Handoff(object):
-    """The decode side of the hand-off. Trusted network only. Every message carries the epochs of both workers; one of an old epoch is
-    refused with FAILED_PRECONDITION. All calls are idempotent for the same handoff_id.
+    """The decode side of the hand-off. Trusted network only. Every message, and every answer, carries the epochs of both workers; one
+    of an old epoch is refused with FAILED_PRECONDITION (an answer: not believed). All calls are idempotent for the same handoff_id,
+    which belongs to the life of the prefill worker that reserved it: from any other they are refused and change nothing.
     """
 
     @staticmethod

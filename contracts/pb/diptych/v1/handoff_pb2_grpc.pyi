@@ -111,8 +111,9 @@ _HandoffRenewType = typing_extensions.TypeVar(
 )
 
 class HandoffStub(typing.Generic[_HandoffConnectType, _HandoffReserveType, _HandoffCommitType, _HandoffAbortType, _HandoffRenewType]):
-    """The decode side of the hand-off. Trusted network only. Every message carries the epochs of both workers; one of an old epoch is
-    refused with FAILED_PRECONDITION. All calls are idempotent for the same handoff_id.
+    """The decode side of the hand-off. Trusted network only. Every message, and every answer, carries the epochs of both workers; one
+    of an old epoch is refused with FAILED_PRECONDITION (an answer: not believed). All calls are idempotent for the same handoff_id,
+    which belongs to the life of the prefill worker that reserved it: from any other they are refused and change nothing.
     """
 
     @typing.overload
@@ -202,8 +203,9 @@ HandoffAsyncStub: typing_extensions.TypeAlias = HandoffStub[
 ]
 
 class HandoffServicer(metaclass=abc.ABCMeta):
-    """The decode side of the hand-off. Trusted network only. Every message carries the epochs of both workers; one of an old epoch is
-    refused with FAILED_PRECONDITION. All calls are idempotent for the same handoff_id.
+    """The decode side of the hand-off. Trusted network only. Every message, and every answer, carries the epochs of both workers; one
+    of an old epoch is refused with FAILED_PRECONDITION (an answer: not believed). All calls are idempotent for the same handoff_id,
+    which belongs to the life of the prefill worker that reserved it: from any other they are refused and change nothing.
     """
 
     @abc.abstractmethod

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from contracts.pb.diptych.v1 import types_pb2 as diptych_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x64iptych/v1/prefill.proto\x12\ndiptych.v1\x1a\x16\x64iptych/v1/types.proto\"[\n\rHandoffTarget\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12%\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"]\n\nPrefillRun\x12$\n\x07request\x18\x01 \x01(\x0b\x32\x13.diptych.v1.Request\x12)\n\x06target\x18\x02 \x01(\x0b\x32\x19.diptych.v1.HandoffTarget\"q\n\x0ePrefillCommand\x12%\n\x03run\x18\x01 \x01(\x0b\x32\x16.diptych.v1.PrefillRunH\x00\x12-\n\x08retarget\x18\x02 \x01(\x0b\x32\x19.diptych.v1.HandoffTargetH\x00\x42\t\n\x07\x63ommand\"p\n\tHandedOff\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\'\n\x05stats\x18\x02 \x01(\x0b\x32\x18.diptych.v1.HandoffStats\x12&\n\x06stages\x18\x03 \x01(\x0b\x32\x16.diptych.v1.StageTimes\"U\n\rHandoffFailed\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12 \n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.diptych.v1.Error\x12\x0e\n\x06hold_s\x18\x03 \x01(\x01\"\xa3\x01\n\x0cPrefillEvent\x12(\n\x06tokens\x18\x01 \x01(\x0b\x32\x16.diptych.v1.TokenDeltaH\x00\x12+\n\nhanded_off\x18\x02 \x01(\x0b\x32\x15.diptych.v1.HandedOffH\x00\x12\x33\n\x0ehandoff_failed\x18\x03 \x01(\x0b\x32\x19.diptych.v1.HandoffFailedH\x00\x42\x07\n\x05\x65vent2J\n\x07Prefill\x12?\n\x03Run\x12\x1a.diptych.v1.PrefillCommand\x1a\x18.diptych.v1.PrefillEvent(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x64iptych/v1/prefill.proto\x12\ndiptych.v1\x1a\x16\x64iptych/v1/types.proto\"[\n\rHandoffTarget\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12%\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"]\n\nPrefillRun\x12$\n\x07request\x18\x01 \x01(\x0b\x32\x13.diptych.v1.Request\x12)\n\x06target\x18\x02 \x01(\x0b\x32\x19.diptych.v1.HandoffTarget\"\x99\x01\n\x0ePrefillCommand\x12%\n\x03run\x18\x01 \x01(\x0b\x32\x16.diptych.v1.PrefillRunH\x00\x12-\n\x08retarget\x18\x02 \x01(\x0b\x32\x19.diptych.v1.HandoffTargetH\x00\x12&\n\x07prefill\x18\x03 \x01(\x0b\x32\x15.diptych.v1.WorkerRefB\t\n\x07\x63ommand\"p\n\tHandedOff\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\'\n\x05stats\x18\x02 \x01(\x0b\x32\x18.diptych.v1.HandoffStats\x12&\n\x06stages\x18\x03 \x01(\x0b\x32\x16.diptych.v1.StageTimes\"U\n\rHandoffFailed\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12 \n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.diptych.v1.Error\x12\x0e\n\x06hold_s\x18\x03 \x01(\x01\"\xcb\x01\n\x0cPrefillEvent\x12(\n\x06tokens\x18\x01 \x01(\x0b\x32\x16.diptych.v1.TokenDeltaH\x00\x12+\n\nhanded_off\x18\x02 \x01(\x0b\x32\x15.diptych.v1.HandedOffH\x00\x12\x33\n\x0ehandoff_failed\x18\x03 \x01(\x0b\x32\x19.diptych.v1.HandoffFailedH\x00\x12&\n\x07prefill\x18\x04 \x01(\x0b\x32\x15.diptych.v1.WorkerRefB\x07\n\x05\x65vent2J\n\x07Prefill\x12?\n\x03Run\x12\x1a.diptych.v1.PrefillCommand\x1a\x18.diptych.v1.PrefillEvent(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,14 +36,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HANDOFFTARGET']._serialized_end=155
   _globals['_PREFILLRUN']._serialized_start=157
   _globals['_PREFILLRUN']._serialized_end=250
-  _globals['_PREFILLCOMMAND']._serialized_start=252
-  _globals['_PREFILLCOMMAND']._serialized_end=365
-  _globals['_HANDEDOFF']._serialized_start=367
-  _globals['_HANDEDOFF']._serialized_end=479
-  _globals['_HANDOFFFAILED']._serialized_start=481
-  _globals['_HANDOFFFAILED']._serialized_end=566
-  _globals['_PREFILLEVENT']._serialized_start=569
-  _globals['_PREFILLEVENT']._serialized_end=732
-  _globals['_PREFILL']._serialized_start=734
-  _globals['_PREFILL']._serialized_end=808
+  _globals['_PREFILLCOMMAND']._serialized_start=253
+  _globals['_PREFILLCOMMAND']._serialized_end=406
+  _globals['_HANDEDOFF']._serialized_start=408
+  _globals['_HANDEDOFF']._serialized_end=520
+  _globals['_HANDOFFFAILED']._serialized_start=522
+  _globals['_HANDOFFFAILED']._serialized_end=607
+  _globals['_PREFILLEVENT']._serialized_start=610
+  _globals['_PREFILLEVENT']._serialized_end=813
+  _globals['_PREFILL']._serialized_start=815
+  _globals['_PREFILL']._serialized_end=889
 # @@protoc_insertion_point(module_scope)

@@ -81,22 +81,28 @@ class PrefillCommand(google.protobuf.message.Message):
 
     RUN_FIELD_NUMBER: builtins.int
     RETARGET_FIELD_NUMBER: builtins.int
+    PREFILL_FIELD_NUMBER: builtins.int
     @property
     def run(self) -> Global___PrefillRun:
         """First and once."""
 
     @property
     def retarget(self) -> Global___HandoffTarget:
-        """After handoff_failed: try this decode worker."""
+        """Give the hand-off up that is under way, if one is, and try this decode worker with a new id."""
+
+    @property
+    def prefill(self) -> contracts.pb.diptych.v1.types_pb2.WorkerRef:
+        """The prefill worker that is meant; another, or another life of it, refuses with FAILED_PRECONDITION."""
 
     def __init__(
         self,
         *,
         run: Global___PrefillRun | None = ...,
         retarget: Global___HandoffTarget | None = ...,
+        prefill: contracts.pb.diptych.v1.types_pb2.WorkerRef | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["command", b"command", "retarget", b"retarget", "run", b"run"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["command", b"command", "retarget", b"retarget", "run", b"run"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["command", b"command", "prefill", b"prefill", "retarget", b"retarget", "run", b"run"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["command", b"command", "prefill", b"prefill", "retarget", b"retarget", "run", b"run"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["command", b"command"]) -> typing.Literal["run", "retarget"] | None: ...
 
 Global___PrefillCommand: typing_extensions.TypeAlias = PrefillCommand
@@ -170,6 +176,7 @@ class PrefillEvent(google.protobuf.message.Message):
     TOKENS_FIELD_NUMBER: builtins.int
     HANDED_OFF_FIELD_NUMBER: builtins.int
     HANDOFF_FAILED_FIELD_NUMBER: builtins.int
+    PREFILL_FIELD_NUMBER: builtins.int
     @property
     def tokens(self) -> contracts.pb.diptych.v1.types_pb2.TokenDelta:
         """The first token; with a finish_reason the answer ended at prefill and there is no hand-off."""
@@ -182,15 +189,20 @@ class PrefillEvent(google.protobuf.message.Message):
     def handoff_failed(self) -> Global___HandoffFailed:
         """The router may retarget or give up."""
 
+    @property
+    def prefill(self) -> contracts.pb.diptych.v1.types_pb2.WorkerRef:
+        """Who says so."""
+
     def __init__(
         self,
         *,
         tokens: contracts.pb.diptych.v1.types_pb2.TokenDelta | None = ...,
         handed_off: Global___HandedOff | None = ...,
         handoff_failed: Global___HandoffFailed | None = ...,
+        prefill: contracts.pb.diptych.v1.types_pb2.WorkerRef | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["event", b"event", "handed_off", b"handed_off", "handoff_failed", b"handoff_failed", "tokens", b"tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["event", b"event", "handed_off", b"handed_off", "handoff_failed", b"handoff_failed", "tokens", b"tokens"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["event", b"event", "handed_off", b"handed_off", "handoff_failed", b"handoff_failed", "prefill", b"prefill", "tokens", b"tokens"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["event", b"event", "handed_off", b"handed_off", "handoff_failed", b"handoff_failed", "prefill", b"prefill", "tokens", b"tokens"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["tokens", "handed_off", "handoff_failed"] | None: ...
 
 Global___PrefillEvent: typing_extensions.TypeAlias = PrefillEvent
