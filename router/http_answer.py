@@ -80,8 +80,15 @@ class AnswerResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI: make the answer beside a watch for the client's leaving; whichever ends first ends both."""
         del scope
-        making = asyncio.ensure_future(self._make(send))
+        await asyncio.sleep(
+            0
+        )  # the sockets get a turn: when many come and leave at once, nothing is begun for the left
         leaving = asyncio.ensure_future(_left(receive))
+        await asyncio.sleep(0)
+        if leaving.done():
+            await self._pieces.aclose()
+            return
+        making = asyncio.ensure_future(self._make(send))
         try:
             await asyncio.wait((making, leaving), return_when=asyncio.FIRST_COMPLETED)
         finally:

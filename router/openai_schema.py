@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from pydantic_core import ErrorDetails
@@ -318,7 +318,7 @@ def _completion_prompt(body: CompletionBody) -> Prompt:
         prompt = prompt[0]
     if isinstance(prompt, str):
         return TextPrompt(prompt, body.add_special_tokens is not False)
-    return TokenPrompt(tuple(i for i in prompt if isinstance(i, int)))
+    return TokenPrompt(tuple(cast("list[int]", prompt)))  # the schema has looked at each already
 
 
 def _as_invalid(errors: list[ErrorDetails]) -> InvalidRequest:
