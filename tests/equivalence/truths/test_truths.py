@@ -1,0 +1,116 @@
+"""DESIGN section 5 at every door: one question, one answer, made in one pool, in two, or by workers that are lost on the way.
+
+What is heard is compared with the slow truth (naive.py), so all ways and doors are equal to each other as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+import pytest_asyncio
+
+from router.exchange import Route
+from tests.equivalence.truths.case import Heard, check_same
+from tests.equivalence.truths.doors import DOORS
+from tests.equivalence.truths.house import Crew, House, house
+from tests.equivalence.truths.naive import expected
+from tests.equivalence.truths.rows import EVERY_CUT, GRPC, ROWS, STREAM, WHOLE, Row
+from tests.integration.pools import PATIENCE_S
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@dataclass(frozen=True)
+class Way:
+    """How an answer is made: its route, and after how many tokens the decode worker that makes it is cut off."""
+
+    route: Route
+    cut: int | None = None
+
+    def __str__(self) -> str:
+        return self.route.value if self.cut is None else f"{self.route.value}, migrated after {self.cut}"
+
+
+UNBROKEN = tuple(map(Way, Route))
+CUTS = {
+    GRPC: (Way(Route.DISAGGREGATED, 1), Way(Route.DISAGGREGATED, 6), Way(Route.COLOCATED, 6)),
+    STREAM: (Way(Route.DISAGGREGATED, 2),),
+    WHOLE: (Way(Route.DISAGGREGATED, 6),),
+}
+CASES = [
+    pytest.param(row, door, way, id=f"{row.name}-{door}-{way}")
+    for row in ROWS
+    for door in row.doors
+    for way in (*UNBROKEN, *CUTS[door])
+    if way.cut is None or way.cut < row.num_tokens
+]
+EVERYWHERE = [
+    pytest.param(row, GRPC, Way(Route.DISAGGREGATED, cut), id=f"{row.name}-{cut}")
+    for row in EVERY_CUT
+    for cut in range(1, row.num_tokens)
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
+    async with house(tmp_path_factory.mktemp("truths")) as made:
+        yield made
+
+
+@pytest.mark.parametrize(("row", "door", "way"), CASES)
+async def test_one_question_one_answer(served: House, row: Row, door: str, way: Way) -> None:
+    await check(served, row, door, way)
+
+
+@pytest.mark.parametrize(("row", "door", "way"), EVERYWHERE)
+async def test_migrated_after_every_token(served: House, row: Row, door: str, way: Way) -> None:
+    await check(served, row, door, way)
+
+
+async def check(served: House, row: Row, door: str, way: Way) -> None:
+    truth = expected(row.question)
+    first = truth.answers[0]
+    assert (first.finish_reason, first.stop_reason) == (row.finish, row.stop), "the row has lost its point"
+    assert len(first.token_ids) == row.num_tokens, "the row has lost its point"
+    async with served.crew() as crew:
+        for _ in range(row.question.warm):
+            await DOORS[door](served, row.question, way.route, lambda _: None)
+        steps_before = await crew.num_decode_steps()
+        crew.breath.hold_at = way.cut
+        heard = await asked_and_cut(served, crew, row, door, way)
+        check_same(heard, truth)
+        steps = [after - before for after, before in zip(await crew.num_decode_steps(), steps_before, strict=True)]
+    if way.route is Route.COLOCATED or row.at_prefill:
+        assert not any(heard.handed_off)
+    elif way.cut is None and not isinstance(
+        row.stop, str
+    ):  # a stop string may be complete before the hand-off's account
+        assert all(heard.handed_off)
+    if way.route is Route.DISAGGREGATED and row.at_prefill:
+        assert steps == [0, 0]
+    if way.cut is not None and row.finish == "length" and way.cut < row.num_tokens - 1:
+        assert all(steps), "nobody took it over"
+
+
+async def asked_and_cut(served: House, crew: Crew, row: Row, door: str, way: Way) -> Heard:
+    heard_enough = asyncio.Event()
+    if way.cut is None:
+        return await DOORS[door](served, row.question, way.route, lambda _: None)
+    cut = way.cut
+
+    def on_tokens(count: int) -> None:
+        if count >= cut:
+            heard_enough.set()
+
+    asking = asyncio.ensure_future(DOORS[door](served, row.question, way.route, on_tokens))
+    async with asyncio.timeout(PATIENCE_S):
+        await crew.breath.held
+        if door == WHOLE:
+            await asyncio.sleep(0.01)  # its client hears nothing that could be waited for
+        else:
+            await heard_enough.wait()
+        await crew.cut()
+        return await asking
