@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from contracts.errors import DeadlineExceeded, DiptychError, TransferFailed, WorkerLost
+from contracts.request import GenerationRequest
 from contracts.sampling import SamplingParams
 from contracts.worker import WorkerKind, WorkerRef
 from observability.log import get_logger
@@ -30,7 +31,7 @@ from router.progress import Job, Progress
 log = get_logger(__name__)
 _PROMPT = (1, 2, 3)  # ids that every vocabulary has; fewer than a block
 _SAMPLING = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
-_FULL = 0.95  # share of a decode worker's KV memory in use: then room may be all that is missing
+_WORKERS_SHARE = 0.8  # of a canary's time, so that what they say was missing (room!) comes before it is over
 
 
 class Outcome(StrEnum):
@@ -47,7 +48,6 @@ class _Heard:
 
     committed: bool = False
     first_came: bool = False
-    full: bool = False  # the decode worker, when it was sent
     refusal: DiptychError | None = None  # why its hand-off was given up
     end: DiptychError | None = None  # why its answer is not whole
 
@@ -65,9 +65,16 @@ class _Heard:
             return None
         if self.refusal is not None:
             return self.refusal if may_be_the_way(self.refusal) else None
-        if self.first_came and not self.full and isinstance(self.end, DeadlineExceeded):
+        if self.first_came and isinstance(self.end, DeadlineExceeded):
             return TransferFailed("the first token came, and the hand-off did not end in its time")
         return None
+
+
+class _CanaryProgress(Progress):
+    """Gives the workers less time than the canary has."""
+
+    def request(self, request_id: str) -> GenerationRequest:
+        return replace(super().request(request_id), deadline_s=self.time_left_s * _WORKERS_SHARE)
 
 
 class Canary:
@@ -120,11 +127,10 @@ class Canary:
             deadline=clock.now() + self._config.timeout_s,
             route=Route.DISAGGREGATED,
         )
-        progress = Progress(job, clock, max_failures=0)
+        progress = _CanaryProgress(job, clock, self._means.retry)
         try:
             prefill = _find(pools.candidates(WorkerKind.PREFILL), pair.prefill)
             decode = _find(pools.candidates(WorkerKind.DECODE), pair.decode)
-            heard.full = decode.load.kv_usage > _FULL
             attempt = HandOver(replace(self._means, verdicts=heard), progress, prefill.info, decode.info)
             async with aclosing(attempt.deltas()) as deltas:
                 async for delta in deltas:

@@ -18,9 +18,9 @@ PROMPT = list(range(40, 120))
 
 
 @asynccontextmanager
-async def served(tmp_path, setup):
+async def served(tmp_path, setup, config=None):
     async with AsyncExitStack() as stack:
-        running = await stack.enter_async_context(running_router(router_config(tmp_path)))
+        running = await stack.enter_async_context(running_router(config or router_config(tmp_path)))
         workers = await stack.enter_async_context(pools(setup))
         for kind, pool in ((WorkerKind.PREFILL, workers.prefill), (WorkerKind.DECODE, workers.decode)):
             for worker in pool:

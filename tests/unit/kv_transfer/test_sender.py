@@ -154,13 +154,15 @@ async def test_no_room_is_asked_again_while_computing_goes_on(pair, peer):
     assert list(pair.pool.adopted) == ["h"]
 
 
-async def test_no_room_for_too_long_fails_with_no_room(pair, peer):
+@pytest.mark.parametrize("time_left_s", [None, 1.0])
+async def test_no_room_for_too_long_fails_with_no_room(pair, peer, time_left_s):
+    """Also where the request's own time is shorter: that room was missing is more than that time is up."""
     peer.next["reserve"] = [NoRoom("full")] * 1000
-    sender = pair.sender(peer=peer)
+    sender = pair.sender(peer=peer, time_left_s=time_left_s)
     sender.start()
     with pytest.raises(NoRoom):
         await pair.turn(sender.finish(pair.result()))
-    assert pair.clock.now() <= pair.send.reserve_timeout_s
+    assert pair.clock.now() <= (time_left_s or pair.send.reserve_timeout_s)
     assert sender.failed
     await settle()
     assert peer.heard[-1] == "abort"

@@ -1,0 +1,188 @@
+"""Ways between the pools that do not work: canaries find them before users do, and find out when they work again."""
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager
+
+import pytest
+
+from contracts.errors import TransferFailed
+from contracts.worker import ConnectorAddress
+from kv_transfer.local import Delivery, LocalConnector, LocalHub, WriteFault
+from router.config import CanaryConfig
+from tests.integration.pools import Setup, until
+from tests.integration.router_harness import router_config
+from tests.integration.test_router_pools import FAKE, body, served, tokens
+
+QUICK = CanaryConfig(interval_s=0.3, spacing_s=0.02, timeout_s=1.0, retry_s=0.05, max_backoff_s=0.2)
+SILENT = CanaryConfig(interval_s=1000.0, spacing_s=1000.0)  # pairs are judged, by users' hand-offs alone
+
+
+class Road(LocalHub):
+    """What one prefill worker reaches: all that the hub does, but for what is cut."""
+
+    def __init__(self, whole: LocalHub) -> None:
+        super().__init__()
+        self._whole = whole
+        self.cut: set[str] = set()
+
+    def find(self, address: ConnectorAddress) -> LocalConnector:
+        if address.address in self.cut:
+            raise TransferFailed(f"no way to {address.address}")
+        return self._whole.find(address)
+
+
+def road(workers, prefill):
+    connector = workers.prefill[prefill].worker._links.side.connectors[0]
+    if not isinstance(connector._hub, Road):
+        connector._hub = Road(connector._hub)
+    return connector._hub
+
+
+def place(decode):
+    """Where a decode worker's connector is: these are the first to join the hub."""
+    return f"local-{decode}"
+
+
+@asynccontextmanager
+async def cluster(tmp_path, canary, setup=None):
+    config = router_config(tmp_path, canary=canary)
+    async with served(tmp_path, setup or Setup(model=FAKE), config) as (running, workers):
+        yield running, workers
+        await workers.idle()
+
+
+async def health(running):
+    return (await running.http.get("/health")).json()
+
+
+async def pairs_are(running, **expected):
+    async def are():
+        return {state: n for state, n in (await health(running))["pairs"].items() if n} == expected
+
+    await until(are)
+
+
+async def failures(running):
+    """Attempts of users' requests that failed, whatever the reason."""
+    text = (await running.http.get("/metrics")).text
+    lines = [line for line in text.splitlines() if line.startswith("diptych_failed_attempts_total{")]
+    return sum(float(line.split()[-1]) for line in lines)
+
+
+async def test_a_bad_pair_is_found_and_left_out_and_comes_back_and_no_user_hears_of_it(tmp_path):
+    setup = Setup(model=FAKE, num_prefill=2, num_decode=2)
+    async with cluster(tmp_path, QUICK, setup) as (running, workers):
+        await pairs_are(running, ok=4)
+        assert await running.metric("diptych_bad_pairs") == 0.0
+        road(workers, 0).cut.add(place(1))
+        await pairs_are(running, ok=3, bad=1)
+        (bad,) = (await health(running))["bad_pairs"]
+        assert (bad["prefill"], bad["decode"]) == ("prefill-0", "decode-1")
+        assert "no way" in bad["reason"]
+        assert await running.metric("diptych_bad_pairs") == 1.0
+
+        def ask(seed):
+            return tokens(running, seed=seed, diptych={"route": "disaggregated"})
+
+        await asyncio.gather(*(ask(seed) for seed in range(16)))
+        assert await failures(running) == 0.0, "nobody was sent that way"
+        road(workers, 0).cut.clear()
+        await pairs_are(running, ok=4)
+        assert await running.metric("diptych_canary_total", outcome="failed") >= 2
+        assert await running.metric("diptych_canary_total", outcome="ok") >= 4
+        assert await running.metric("diptych_requests_total") == 16.0, "canaries are no users' requests"
+        assert await running.metric("diptych_handoffs_total") == 16.0
+        assert await running.metric("diptych_prompt_tokens_total") == 16.0 * 80
+
+
+async def test_users_hand_offs_alone_mark_a_pair_and_no_user_fails(tmp_path):
+    setup = Setup(model=FAKE, num_decode=2)
+    async with cluster(tmp_path, SILENT, setup) as (running, workers):
+        road(workers, 0).cut.add(place(0))
+        for seed in range(8):
+            await tokens(running, seed=seed, diptych={"route": "disaggregated"})
+        assert (await health(running))["pairs"] == {"unknown": 0, "ok": 1, "bad": 1}
+        met = await failures(running)
+        for seed in range(8):
+            await tokens(running, seed=seed, diptych={"route": "disaggregated"})
+        assert await failures(running) == met
+        assert await running.metric("diptych_canary_total", outcome="ok") == 0.0
+
+
+async def test_when_every_pair_is_bad_decode_workers_run_alone_and_it_is_said(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    async with cluster(tmp_path, QUICK) as (running, workers):
+        await pairs_are(running, ok=1)
+        road(workers, 0).cut.add(place(0))
+        await pairs_are(running, bad=1)
+        answer = await tokens(running, diptych={"stages": True})
+        assert answer["diptych"]["route"] == "colocated"
+        forced = await running.http.post("/v1/completions", json=body(diptych={"route": "disaggregated"}))
+        assert forced.status_code == 503
+        assert "every pair of them is bad" in forced.json()["error"]["message"]
+        response = await running.http.get("/health")
+        assert response.status_code == 200, "requests are served"
+        assert any("no hand-off gets through" in line for line in response.json()["missing"])
+        await until(lambda: any("requests run on decode workers alone" in m for m in caplog.messages))
+        road(workers, 0).cut.clear()
+        await pairs_are(running, ok=1)
+        answer = await tokens(running, diptych={"stages": True})
+        assert answer["diptych"]["route"] == "disaggregated"
+        await until(lambda: "hand-offs get through again" in caplog.messages)
+
+
+async def test_a_way_that_swallows_everything_is_bad_too(tmp_path):
+    """Nobody is refused and nothing arrives: the first token comes, and then nothing."""
+    swallows = [True]
+
+    def faults(index):
+        del index
+        return WriteFault(Delivery.DROP) if swallows[0] else WriteFault()
+
+    setup = Setup(model=FAKE, num_prefill=2, faults=faults)
+    canary = CanaryConfig(interval_s=0.3, spacing_s=0.02, timeout_s=0.3, retry_s=0.05, max_backoff_s=0.2)
+    async with cluster(tmp_path, canary, setup) as (running, workers):
+        del workers
+        await pairs_are(running, ok=1, bad=1)
+        await asyncio.gather(*(tokens(running, seed=seed) for seed in range(4)))
+        assert await failures(running) == 0.0
+        swallows[0] = False
+        await pairs_are(running, ok=2)
+
+
+async def test_a_worker_that_is_full_or_busy_is_not_called_bad(tmp_path):
+    setup = Setup(model=FAKE, num_decode=1, decode_blocks=8, step_s=0.05)
+    canary = CanaryConfig(interval_s=0.1, spacing_s=0.02, timeout_s=0.3, canary_failures=1)
+    async with cluster(tmp_path, canary, setup) as (running, workers):
+        lease = await workers.decode[0].worker.driver.call(lambda engine: engine.reserve("full", 128, ()))
+        await until(lambda: running.metric("diptych_canary_total", outcome="undecided"))
+        assert (await health(running))["pairs"]["bad"] == 0
+        await workers.decode[0].worker.driver.call(lambda engine: engine.release(lease))
+        await pairs_are(running, ok=1)
+
+
+async def test_a_canary_leaves_nothing_in_prefix_caches_and_costs_milliseconds(tmp_path):
+    async with cluster(tmp_path, QUICK) as (running, workers):
+        await until(lambda: _at_least(running, 3))
+        await workers.idle()
+        for served_worker in (*workers.prefill, *workers.decode):
+            stats = await served_worker.worker.driver.call(lambda engine: engine.stats())
+            assert stats.num_prefix_hit_tokens == 0
+
+
+async def _at_least(running, count):
+    return await running.metric("diptych_canary_total", outcome="ok") >= count
+
+
+@pytest.mark.parametrize("interval_s", [0.0, 30.0])
+async def test_canaries_can_be_turned_off_and_stop_with_the_router(tmp_path, interval_s):
+    canary = CanaryConfig(interval_s=interval_s, spacing_s=0.01)
+    async with cluster(tmp_path, canary) as (running, workers):
+        del workers
+        if interval_s:
+            await until(lambda: _at_least(running, 1))
+        else:
+            await asyncio.sleep(0.3)
+            assert await running.metric("diptych_canary_total", outcome="ok") == 0.0
+            assert (await health(running))["pairs"] == {"unknown": 1, "ok": 0, "bad": 0}
