@@ -105,15 +105,18 @@ class Network:
         self.failing_writes = 0
         self.connectors: dict[ConnectorAddress, str] = {}  # whose memory it is
 
-    def note(self, command) -> None:
-        """Remember what the ids of a command that begins something stand for."""
+    def note(self, command, before: str) -> None:
+        """Remember what the ids of a command stand for; `before` is the hand-off that its stream was about so far."""
         match command.WhichOneof("command"):
             case "run":
                 prompt = tuple(command.run.request.prompt_token_ids)
                 self.prompts[command.run.target.handoff_id] = prompt
+                self.prompts[command.run.request.request_id] = prompt
             case "generate":
                 asked = command.generate.request
                 self.prompts[asked.request_id] = tuple(asked.prompt_token_ids)
+            case "retarget":
+                self.prompts[command.retarget.handoff_id] = self.prompts[before]
 
     def join(self, process: Process) -> None:
         """It is reached at its address from now on."""
@@ -404,7 +407,7 @@ class _Stream(_Call):
 
     async def _pump(self) -> None:
         async for request in self._requests:
-            self.network.note(request)
+            self.network.note(request, self._ids[0] if self._ids else "")
             self._to_server.put_nowait(request)
         self._to_server.put_nowait(None)
 

@@ -22,19 +22,20 @@ def clients(seed: int) -> list[Client]:
     first = prompt(60)
     (stop, *_) = expected_tokens(GenerationRequest("x", first, SamplingParams(temperature=0.0, max_tokens=1)), MODEL)
     asks = [
-        _ask(0, (*shared, *prompt(90)), max_tokens=12),
-        _ask(1, prompt(230), max_tokens=16),
-        _ask(2, prompt(5), max_tokens=10),
-        _ask(3, prompt(17), max_tokens=1),
-        _ask(4, prompt(40), max_tokens=15, temperature=1.0, seed=seed + 5),
-        _ask(5, prompt(50), max_tokens=8, temperature=1.0, seed=seed, n=2),
-        _ask(6, first, max_tokens=9, stop_token_ids=(stop,)),
-        _ask(7, prompt(30), max_tokens=10, route=Route.COLOCATED),
-        _ask(8, (*shared, *prompt(150)), max_tokens=10),
+        ask(0, (*shared, *prompt(90)), max_tokens=12),
+        ask(1, prompt(230), max_tokens=16),
+        ask(2, prompt(5), max_tokens=10),
+        ask(3, prompt(17), max_tokens=1),
+        ask(4, prompt(40), max_tokens=15, temperature=1.0, seed=seed + 5),
+        ask(5, prompt(50), max_tokens=8, temperature=1.0, seed=seed, n=2),
+        ask(6, first, max_tokens=9, stop_token_ids=(stop,)),
+        ask(7, prompt(30), max_tokens=10, route=Route.COLOCATED),
+        ask(8, (*shared, *prompt(150)), max_tokens=10),
     ]
     return [Client(number, rng.uniform(0.05, 0.25), ask) for number, ask in enumerate(asks)]
 
 
-def _ask(number: int, prompt: tuple[int, ...], n: int = 1, route: Route | None = None, **sampling) -> Ask:
+def ask(number: int, prompt: tuple[int, ...], n: int = 1, route: Route | None = None, **sampling) -> Ask:
+    """A greedy ask of exactly max_tokens, unless `sampling` says otherwise."""
     params = SamplingParams(**{"temperature": 0.0, "ignore_eos": True, **sampling})
     return Ask(request_id=f"client-{number}", prompt=TokenPrompt(prompt), sampling=params, n=n, route=route)

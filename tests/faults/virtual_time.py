@@ -22,7 +22,7 @@ class Deadlock(AssertionError):
 
 
 class _SkippingSelector(selectors.DefaultSelector):
-    """asyncio asks it to wait; it lets the clock skip instead. Sockets (the loop has one to itself) are looked at, never waited for."""
+    """asyncio asks it to wait; it lets the clock skip instead. The loop's own socket is looked at, never waited for."""
 
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__()

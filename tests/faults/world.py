@@ -53,12 +53,13 @@ from router.admission import Admission
 from router.answers import derived_seed
 from router.attempts import Means
 from router.choice import Chooser
-from router.config import AdmissionConfig, RegistryConfig, RetryConfig
+from router.config import AdmissionConfig, CanaryConfig, RegistryConfig, RetryConfig
 from router.exchange import Ask, TokenPrompt
 from router.flow import Flow
 from router.grpc_front import RegistryServicer
 from router.halt import Halt
 from router.model_card import ModelCard, load_model_card
+from router.pairs import PairBook
 from router.policies import make_policy
 from router.pools import Pools
 from router.registry import EmbeddedRegistry
@@ -92,9 +93,14 @@ CHANNEL = ChannelConfig(connect_timeout_s=0.5)
 CALM_S = 8.0  # after the last client every patience above has ended
 
 
-def step_time(output: StepOutput) -> float:
+def step_time_of(num_tokens: int) -> float:
     """Seconds: a decode step of 4 ms, a full chunk of 64 tokens of 23."""
-    return 0.0 if not output.num_scheduled_tokens else 0.004 + 0.0003 * output.num_scheduled_tokens
+    return 0.004 + 0.0003 * num_tokens
+
+
+def step_time(output: StepOutput) -> float:
+    """Of an engine's step."""
+    return step_time_of(output.num_scheduled_tokens) if output.num_scheduled_tokens else 0.0
 
 
 @functools.cache
@@ -243,8 +249,9 @@ class World:
         self.admission = Admission(AdmissionConfig(max_running=setup.max_running), clock)
         self.metrics = RouterMetrics(MODEL_NAME, list, lambda: (0, 0))
         policies = {kind: make_policy("least_loaded") for kind in WorkerKind}
-        chooser = Chooser(self.pools, policies)
-        means = Means(self.pools, chooser, clock, RETRY, lambda: f"id-{next(self._ids)}", Halt())
+        book = PairBook(CanaryConfig(interval_s=0.0), clock)
+        chooser = Chooser(self.pools, policies, book)
+        means = Means(self.pools, chooser, clock, RETRY, lambda: f"id-{next(self._ids)}", Halt(), book)
         flow = Flow(means, self.metrics)
         self.service = Inference(model_card(), self.admission, flow, self.registry, clock, self.metrics)
         self._housekeeping = asyncio.ensure_future(self._keep_house())
@@ -372,11 +379,15 @@ class World:
     # Clients
 
     async def serve(self, clients: Sequence[Client]) -> None:
-        """Run them all; return when each has ended, and a little of the aftermath has passed."""
+        """Run them all; return when each has ended."""
+        await self.begin(clients)
+
+    def begin(self, clients: Sequence[Client]) -> asyncio.Task:
+        """The same, without waiting; the task returned is done when each has ended."""
         self.clients = list(clients)
         for client in self.clients:
             client.task = asyncio.ensure_future(self._ask(client))
-        await asyncio.wait([client.task for client in self.clients if client.task is not None])
+        return asyncio.ensure_future(asyncio.wait([client.task for client in self.clients if client.task is not None]))
 
     async def _ask(self, client: Client) -> None:
         try:
@@ -401,6 +412,18 @@ class World:
             assert self.clock.now() < began + within_s, f"still there after {within_s} s: {left}"
             await self.clock.sleep(0.01)
         return self.clock.now() - began
+
+    async def calm_but(self, stays: Client, within_s: float) -> None:
+        """Wait until no block is held for anybody but this client. AssertionError after `within_s`."""
+        began = self.clock.now()
+        while left := self._holders() - {stays.prompt}:
+            assert self.clock.now() < began + within_s, f"blocks of {len(left)} prompts are held after {within_s} s"
+            await self.clock.sleep(0.01)
+
+    def _holders(self) -> set[tuple[int, ...] | None]:
+        """The prompts for which any engine holds blocks; None for a lease of nobody."""
+        holders = {lease.holder for life in self.lives.values() for lease in life.engine._kv.living_leases()}
+        return {self.network.prompts.get(holder) for holder in holders}
 
     def leftovers(self) -> list[str]:
         """Everything that requests hold, in words; none when the world is as it was before them."""
