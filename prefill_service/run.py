@@ -6,9 +6,17 @@
         └── refused: error               done                                                           ▼ failed
                                                               PUSHING (again) ◀──another target──── HOLDING ──hold_s──▶ error
 
+Another target may come at any moment before the commit is acknowledged, also while the prompt computes: the hand-off that is
+under way is given up, and the next one begins over the same blocks when no write of it is under way any more.
+
+    Attempt(h1) ──another target: aborted, quiesced──▶ Attempt(h2) ──▶ …       each id has one outcome: HandedOff, the last event;
+        └──committed before the target came──▶ HandedOff(h1): too late,        HandoffFailed; or none, because the router gave it
+                                               h2 is never begun               up by naming another target
+
 Whatever the state, when the reader leaves, `settle` gives everything up: the sender first, and only when no write of it is
-under way the blocks. The engine's news come by `on_*`; they may come late, after the end, and then change nothing but that a
-lease which arrives is given back. Does not know gRPC.
+under way the blocks. Nobody holds them for longer than `hold_s` without a hand-off under way, nor beyond the request's
+deadline. The engine's news come by `on_*`; they may come late, after the end, and then change nothing but that a lease which
+arrives is given back. Does not know gRPC.
 """
 
 from __future__ import annotations
@@ -18,7 +26,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
 
 from contracts.clock import Clock
-from contracts.errors import ConfigError, DiptychError, InternalError, UnknownHandoff
+from contracts.errors import ConfigError, DeadlineExceeded, DiptychError, InternalError, UnknownHandoff
 from contracts.prefill import FirstTokens, HandedOff, HandoffFailed, PrefillEvent, Target
 from contracts.request import GenerationRequest, TokenDelta
 from contracts.ticket import (
@@ -38,7 +46,7 @@ from engine.driver import EngineDriver
 from engine.engine import Engine
 from engine.output import Progress, Retained
 from kv_transfer.config import SenderConfig
-from kv_transfer.endings import within
+from kv_transfer.endings import report, until_done, within
 from kv_transfer.links import Links
 from kv_transfer.peer import HandoffPeer
 from kv_transfer.sender import HandoffFacts, PrefillResult, Sender
@@ -68,16 +76,27 @@ class RunParts:
     config: RunConfig
 
 
+@dataclass(slots=True)
+class Attempt:
+    """One hand-off: where it goes, and once it has begun who sends it and who notes its commit."""
+
+    target: Target
+    sender: Sender | None = None
+    watch: CommitWatch | None = None
+
+
 class PrefillRun:
     """Owns the request in the engine, its hand-off, and its lease once the engine has let go of it, until `settle`."""
 
     def __init__(self, parts: RunParts, request: GenerationRequest, target: Target) -> None:
         self._parts = parts
         self._request = request
-        self._target = target
+        self._began_at = parts.clock.now()
         self._hashes: tuple[bytes, ...] | None = None  # None until the engine has admitted it
-        self._sender: Sender | None = None
-        self._peer: CommitWatch | None = None
+        self._attempt = Attempt(target)
+        self._asked_for = {target.handoff_id}  # every id that a target has named
+        self._no_more_targets = False
+        self._news = asyncio.Event()  # of targets
         self._started = False
         self._computed: tuple[int, tuple[int, ...]] | None = None
         self._first: asyncio.Future[TokenDelta] = asyncio.get_running_loop().create_future()
@@ -95,8 +114,8 @@ class PrefillRun:
     def on_progress(self, progress: Progress) -> None:
         """A chunk is finished; its full blocks may travel."""
         self._computed = (progress.num_computed_tokens, progress.block_ids)
-        if self._sender is not None:
-            self._sender.advance(*self._computed)
+        if self._attempt.sender is not None:
+            self._attempt.sender.advance(*self._computed)
 
     def on_delta(self, delta: TokenDelta) -> None:
         """Its one token, or its end."""
@@ -113,36 +132,42 @@ class PrefillRun:
     # What its reader sees
 
     async def events(self, targets: asyncio.Queue[Target | None]) -> AsyncGenerator[PrefillEvent, None]:
-        """Run it. `targets` brings another target after each HandoffFailed, or None when none will come.
+        """Run it. `targets` brings other targets, each instead of the one before, or None when none will come any more.
 
-        Raises what the engine refuses it with, and UnknownHandoff when nobody re-targeted it in time. The caller calls
-        `settle` afterwards, however this ended.
+        Raises what the engine refuses it with, DeadlineExceeded, and UnknownHandoff when nobody re-targeted a failed hand-off
+        in time. The caller calls `settle` afterwards, however this ended.
         """
-        await self._admit()
-        delta = await self._first
-        retained = self._retained
-        yield FirstTokens(delta)
-        if retained is None:
-            return
-        while True:
-            try:
-                event = await self._hand_off(retained)
-            except DiptychError as error:
-                yield HandoffFailed(self._target.handoff_id, error_info(error), self._parts.config.hold_s)
-                self._target = await self._next_target(targets)
-                self._sender = None
-                self._begin_handoff()
-            else:
-                yield event
-                return
+        following = asyncio.ensure_future(self._follow(targets))
+        report(following, self._parts.driver.die)
+        try:
+            await self._admit()
+            delta = await self._first
+            retained = self._retained
+            yield FirstTokens(delta)
+            while retained is not None:
+                attempt = await self._begun()
+                try:
+                    handed_off = await self._hand_off(attempt, retained)
+                except DeadlineExceeded:
+                    raise
+                except DiptychError as error:
+                    if attempt is self._attempt:  # else the router has given it up, and knows
+                        yield HandoffFailed(attempt.target.handoff_id, error_info(error), self._parts.config.hold_s)
+                    await self._hold(attempt)
+                else:
+                    yield handed_off
+                    return
+        finally:
+            following.cancel()
+            await until_done(following)
 
     async def settle(self, reason: str) -> None:
         """Give up what is left: no write is under way and no block is held when this returns. Idempotent."""
         if self._settled:
             return
         self._settled = True
-        if self._sender is not None:
-            await self._sender.abort(reason)
+        if self._attempt.sender is not None:
+            await self._attempt.sender.abort(reason)
         retained, self._retained = self._retained, None
         request_id = self._request.request_id
 
@@ -170,20 +195,57 @@ class PrefillRun:
         """Whether the token made here is the last that was asked for: then no room is asked for either."""
         return len(self._request.output_token_ids) + 1 >= self._request.sampling.max_tokens
 
+    @property
+    def _time_left_s(self) -> float | None:
+        """Until the request's deadline, if it has one."""
+        limit_s = self._request.deadline_s
+        return None if limit_s is None else max(0.0, limit_s - (self._parts.clock.now() - self._began_at))
+
     def _begin_handoff(self) -> None:
         """Once both are known: that the first chunk is scheduled, and the block hashes. Either may come first."""
-        if not self._started or self._hashes is None or self._sender is not None or self._settled or self._ends_here:
+        attempt, parts = self._attempt, self._parts
+        if not self._started or self._hashes is None or attempt.sender is not None or self._settled or self._ends_here:
             return
-        target, parts = self._target, self._parts
-        facts = HandoffFacts(target.handoff_id, target.decode, self._request.num_tokens, self._hashes)
-        self._peer = CommitWatch(parts.peers.peer(target.decode, target.address), parts.clock)
-        self._sender = Sender(facts, self._peer, parts.links, parts.config.sender)
-        self._sender.start()
+        target = attempt.target
+        facts = HandoffFacts(
+            target.handoff_id, target.decode, self._request.num_tokens, self._hashes, self._time_left_s
+        )
+        attempt.watch = CommitWatch(parts.peers.peer(target.decode, target.address), parts.clock)
+        attempt.sender = Sender(facts, attempt.watch, parts.links, parts.config.sender)
+        attempt.sender.start()
         if self._computed is not None:
-            self._sender.advance(*self._computed)
+            attempt.sender.advance(*self._computed)
 
-    async def _hand_off(self, retained: Retained) -> HandedOff:
-        sender, watch, clock = self._sender, self._peer, self._parts.clock
+    async def _follow(self, targets: asyncio.Queue[Target | None]) -> None:
+        """Aim at each target as it comes. One that is named again changes nothing."""
+        while (target := await targets.get()) is not None:
+            if target.handoff_id not in self._asked_for:
+                self._asked_for.add(target.handoff_id)
+                await self._aim_at(target)
+        self._no_more_targets = True
+        self._news.set()
+
+    async def _aim_at(self, target: Target) -> None:
+        """Give the hand-off up that is under way and begin the next, unless the commit has been acknowledged already."""
+        before, self._attempt = self._attempt, Attempt(target)
+        if before.sender is not None:
+            await before.sender.abort(f"the router aims at {target.decode.worker_id} instead")
+            if before.sender.committed:
+                self._attempt = before
+        self._begin_handoff()
+        self._news.set()
+
+    async def _begun(self, failed: Attempt | None = None) -> Attempt:
+        """The hand-off that is under way, other than `failed`. UnknownHandoff when no other target will come."""
+        while self._attempt is failed or self._attempt.sender is None:
+            if self._attempt is failed and self._no_more_targets:
+                raise UnknownHandoff(f"{failed.target.handoff_id}: no other target will come")
+            self._news.clear()
+            await self._news.wait()
+        return self._attempt
+
+    async def _hand_off(self, attempt: Attempt, retained: Retained) -> HandedOff:
+        sender, watch, clock = attempt.sender, attempt.watch, self._parts.clock
         if sender is None or watch is None:
             raise InternalError(f"{self._request.request_id}: its KV is here but no hand-off was begun")
         request, passed_s = retained.request, clock.now() - self._retained_at
@@ -195,17 +257,17 @@ class PrefillRun:
         ended = clock.now()
         began = ended if watch.commit_began is None else watch.commit_began
         stages = replace(stages, transfer_s=began - self._retained_at, commit_s=ended - began)
-        return HandedOff(self._target.handoff_id, stats, stages)
+        return HandedOff(attempt.target.handoff_id, stats, stages)
 
-    async def _next_target(self, targets: asyncio.Queue[Target | None]) -> Target:
-        hold_s = self._parts.config.hold_s
+    async def _hold(self, failed: Attempt) -> None:
+        """Return when the next hand-off has begun. UnknownHandoff when no other target came in time, or none will come."""
+        hold_s, left_s = self._parts.config.hold_s, self._time_left_s
+        hold_s = hold_s if left_s is None else min(hold_s, left_s)
+        name = failed.target.handoff_id
         try:
-            target = await within(self._parts.clock, hold_s, targets.get())
+            await within(self._parts.clock, hold_s, self._begun(failed))
         except TimeoutError as error:
-            raise UnknownHandoff(f"{self._target.handoff_id}: held for {hold_s:g} s, no other target came") from error
-        if target is None:
-            raise UnknownHandoff(f"{self._target.handoff_id}: no other target will come")
-        return target
+            raise UnknownHandoff(f"{name}: held for {hold_s:g} s, no other target came") from error
 
 
 class CommitWatch:

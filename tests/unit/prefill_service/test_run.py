@@ -51,11 +51,15 @@ class DecodeSide:
         self.connector.expose(SharedRegion(BLOCKS * MODEL.layout.block_bytes))
         self.tickets: list[Ticket] = []
         self.aborted: list[str] = []
+        self.connecting, self.may_connect = asyncio.Event(), asyncio.Event()
+        self.may_connect.set()
         self.reserving = asyncio.Event()
         self.may_reserve = asyncio.Event()
         self.may_reserve.set()
 
     async def connect(self, request: ConnectRequest) -> ConnectResponse:
+        self.connecting.set()
+        await self.may_connect.wait()
         return ConnectResponse(request.prefill, D, (self.connector.address(),))
 
     async def reserve(self, request: ReserveRequest) -> Grant:
