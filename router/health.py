@@ -85,4 +85,7 @@ class Health:
 
 
 def _state(worker: Worker) -> str:
-    return "suspect" if worker.suspect and worker.load.state is WorkerState.READY else worker.load.state.value
+    """Of one that is not offered."""
+    if worker.load.state is not WorkerState.READY:
+        return worker.load.state.value
+    return "suspect" if worker.suspect else "silent"

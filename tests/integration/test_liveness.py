@@ -1,0 +1,160 @@
+"""A worker whose engine does not move is out of routing within five seconds, everybody says so, and it comes back."""
+
+import asyncio
+import threading
+import time
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from contracts.clock import MonotonicClock
+from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerState
+from engine.execution.fake import FakeRunner
+from router.config import RegistryConfig
+from rpc.announce import Announcer, GrpcRegistryClient
+from rpc.channel import open_channel
+from rpc.lifecycle import Lifecycle, honest_load
+from rpc.process import StopSignals
+from rpc.server import RpcServer, ServerConfig
+from tests.integration.pools import RealModel, Setup, pools, until
+from tests.integration.router_harness import MODEL, router_config, running_router
+from tests.integration.test_router_pools import FAKE, tokens
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+LIMIT_S = 5.0
+
+
+class Gated(FakeRunner):
+    """A model whose steps can be held up."""
+
+    def __init__(self, num_blocks, buffer):
+        super().__init__(FAKE, num_blocks, buffer, step_s=0.005)
+        self.open = threading.Event()
+        self.open.set()
+        self.inside = threading.Event()
+
+    def execute(self, batch):
+        self.inside.set()
+        assert self.open.wait(30)
+        return super().execute(batch)
+
+
+class Life:
+    """A worker with all that its process has around it: health, announcements, the watch on its engine."""
+
+    def __init__(self, running, served, runner, signals):
+        self.served, self.runner = served, runner
+        self.server = RpcServer(ServerConfig(), ())
+        kind = WorkerKind.DECODE
+        info = WorkerInfo(served.ref, kind, served.address, MODEL, FAKE.layout, ("local",), 512, 128)
+        clock = MonotonicClock()
+        client, load = GrpcRegistryClient(running.target), partial(honest_load, served.worker)
+        lifecycle = Lifecycle(served.worker, self.server, [Announcer(client, info, load, clock)], clock)
+        self.task = asyncio.create_task(lifecycle.run(signals))
+
+    async def says(self):
+        return await health_of(f"127.0.0.1:{self.server.port}")
+
+    async def stop(self):
+        self.runner.open.set()
+        self.task.cancel()
+        await asyncio.wait((self.task,))
+
+
+async def health_of(target):
+    async with open_channel(target) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        return (await stub.Check(health_pb2.HealthCheckRequest(), timeout=2)).status
+
+
+@asynccontextmanager
+async def lives(tmp_path, num_decode):
+    runners = []
+
+    def runner(num_blocks, buffer):
+        runners.append(Gated(num_blocks, buffer))
+        return runners[-1]
+
+    setup = Setup(model=FAKE, num_prefill=0, num_decode=num_decode, real=RealModel(FAKE.layout, runner))
+    config = router_config(tmp_path, registry=RegistryConfig())  # as it is in production
+    async with AsyncExitStack() as stack:
+        running = await stack.enter_async_context(running_router(config))
+        workers = await stack.enter_async_context(pools(setup))
+        signals = await stack.enter_async_context(StopSignals())
+        made = [Life(running, served, one, signals) for served, one in zip(workers.decode, runners, strict=True)]
+        for life in made:
+            stack.push_async_callback(life.stop)
+        await until(partial(ready, running, num_decode))
+        yield running, made
+
+
+async def ready(running, num_decode):
+    return (await running.http.get("/health")).json()["ready"]["decode"] == num_decode
+
+
+async def test_an_engine_that_is_stuck_is_out_within_five_seconds_and_comes_back(tmp_path):
+    async with lives(tmp_path, num_decode=1) as (running, (life,)):
+        expected = (await tokens(running, max_tokens=24))["choices"][0]["token_ids"]
+
+        async def all_well():
+            return await life.says() == await health_of(running.target) == SERVING
+
+        await until(all_well)
+        life.runner.open.clear()
+        life.runner.inside.clear()
+        asking = asyncio.create_task(tokens(running, max_tokens=24))
+        await asyncio.to_thread(life.runner.inside.wait, 10)
+        stuck_at = time.monotonic()
+
+        async def all_say_so():
+            response = await running.http.get("/health")
+            told = await life.says(), await health_of(running.target)
+            return response.status_code == 503 and told == (NOT_SERVING, NOT_SERVING)
+
+        await until(all_say_so)
+        assert time.monotonic() - stuck_at < LIMIT_S
+        assert (await running.http.get("/health")).json()["missing"][-1] == "no decode worker is ready (1 stalled)"
+        life.runner.open.set()
+        assert (await asking)["choices"][0]["token_ids"] == expected, "what was there goes on"
+        await until(partial(ready, running, 1))
+        await until(all_well)
+
+
+async def test_health_follows_what_workers_say_of_themselves_at_once(tmp_path):
+    """No time but that of a message: whatever the worker's own reason is."""
+    async with running_router(router_config(tmp_path)) as running:
+        _, decode = await running.cluster.pools(0, 2)
+        grpc = partial(health_of, running.target)
+
+        async def grpc_says(status):
+            return await grpc() == status
+
+        await until(partial(grpc_says, SERVING))
+        decode[0].load = WorkerLoad(state=WorkerState.STALLED)
+        await until(partial(ready, running, 1))
+        assert (await running.http.get("/health")).status_code == 200
+        for _ in range(4):
+            await tokens(running, max_tokens=2)
+        assert decode[0].seen == [], "it is left out"
+        decode[1].load = WorkerLoad(state=WorkerState.STALLED)
+        await until(partial(ready, running, 0))
+        assert (await running.http.get("/health")).status_code == 503
+        await until(partial(grpc_says, NOT_SERVING))
+        decode[0].load = WorkerLoad()
+        await until(partial(grpc_says, SERVING))
+        assert (await running.http.get("/health")).status_code == 200
+
+
+async def test_a_worker_that_falls_silent_is_left_out_before_it_is_lost(tmp_path):
+    """What is stopped, or blocked as a whole, says nothing: a share of the time for which it is believed is enough."""
+    config = router_config(tmp_path, registry=RegistryConfig(ttl_s=10.0, quiet=0.08))
+    async with running_router(config) as running:
+        (worker,) = (await running.cluster.pools(0, 1))[1]
+        await until(partial(ready, running, 1))
+        await worker.mute()
+        began = time.monotonic()
+        await until(partial(ready, running, 0))
+        assert time.monotonic() - began < 5.0, "half of the time for which it is believed"
+        assert "no decode worker is ready (1 silent)" in (await running.http.get("/health")).json()["missing"]
