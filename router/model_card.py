@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as HFTokenizer
 
+from contracts.context import context_of
 from contracts.errors import InvalidRequest, ModelLoadError
 from contracts.sampling import MAX_SEED, SamplingParams
 from router.chat_template import ChatTemplate
@@ -26,7 +27,9 @@ _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """One served model. `max_new_tokens` is the model's own bound on an answer of no stated length, or None."""
+    """One served model. `max_model_len` is its context in tokens: workers may be set to less, never to more.
+    `max_new_tokens` is the model's own bound on an answer of no stated length, or None.
+    """
 
     name: str
     tokenizer: Tokenizer
@@ -60,7 +63,7 @@ def load_model_card(model_dir: Path, name: str) -> ModelCard:
         name=name,
         tokenizer=Tokenizer(hf, template, special.get("bos_token", _id_text(hf, config.get("bos_token_id")))),
         vocab_size=vocab_size,
-        max_model_len=_positive(config, "max_position_embeddings", where),
+        max_model_len=context_of(config, _positive(config, "max_position_embeddings", where)),
         defaults=_sampling_defaults(generation, vocab_size, model_dir / "generation_config.json"),
         max_new_tokens=_optional_int(generation.get("max_new_tokens")),
         fingerprint=f"fp_{digest[:12]}",

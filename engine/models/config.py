@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from contracts.context import stretched_context
 from contracts.errors import ModelLoadError
 from engine.models.rope import ROPE_TYPES, RopeConfig
 
@@ -60,11 +61,8 @@ class ModelConfig:
     @property
     def context_len(self) -> int:
         """Tokens that the model can attend to: its positions, stretched where the rope type stretches them."""
-        if self.rope.rope_type in ("linear", "dynamic"):
-            return int(self.max_positions * self.rope.factor)
-        if self.rope.rope_type == "yarn":
-            return max(self.max_positions, int(self.rope.original_max_positions * self.rope.factor))
-        return self.max_positions
+        rope = self.rope
+        return stretched_context(rope.rope_type, self.max_positions, rope.original_max_positions, rope.factor)
 
 
 def read_model_config(directory: Path) -> ModelConfig:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from contracts.context import context_of
 from contracts.errors import ModelLoadError
 from engine.models.config import ModelConfig, parse_model_config, read_model_config
 from tests.unit.models.families import CASES, config_of
@@ -92,6 +93,49 @@ def test_context_is_stretched_where_the_rope_type_stretches_it() -> None:
     assert scaled(type="yarn", factor=4.0, original_max_position_embeddings=512) == 2048
     assert scaled(type="yarn", factor=4.0, original_max_position_embeddings=128) == 512
     assert scaled(rope_type="llama3", factor=8.0, original_max_position_embeddings=64) == 512
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"rope_scaling": None},
+        {"rope_scaling": {"type": "linear", "factor": 2.5}},
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 4}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+        {"rope_parameters": {"rope_type": "linear", "factor": 3.0}, "rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}},
+        {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 100}},
+        {"rope_scaling": {"type": "yarn", "factor": 4.0}, "original_max_position_embeddings": 256},
+        {"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 128}},
+        {
+            "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+            "original_max_position_embeddings": 512,
+        },
+        {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}},
+    ],
+    ids=str,
+)
+def test_the_router_bounds_requests_by_the_context_that_the_workers_have(changes: dict[str, object]) -> None:
+    assert context_of(LLAMA | changes, 512) == parse(**changes).context_len
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        "x",
+        [],
+        {"type": 3},
+        {"type": "linear"},
+        {"type": "linear", "factor": "4"},
+        {"type": "linear", "factor": 0.5},
+        {"type": "linear", "factor": float("inf")},
+        {"type": "yarn", "original_max_position_embeddings": 0},
+    ],
+    ids=str,
+)
+def test_scaling_that_cannot_be_read_stretches_nothing(scaling: object) -> None:
+    assert context_of({"rope_scaling": scaling}, 512) == 512
 
 
 def test_an_unknown_architecture_is_refused_by_name_with_the_known_ones() -> None:

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer as HFTokenizer
 from tokenizers import processors
 
 from contracts.errors import InvalidRequest, ModelLoadError
+from engine.models.config import read_model_config
 from router.chat_template import ChatTemplate, Conversation, Message
 from router.model_card import load_model_card
 from router.tokenizer import Tokenizer
@@ -173,6 +174,13 @@ def test_a_directory_that_cannot_be_used_says_which_file_and_why(tmp_path, files
 def test_a_bos_that_the_tokenizer_does_not_know_is_none(tmp_path, bos):
     config = json.loads((TINY / "config.json").read_text()) | {"bos_token_id": bos}
     assert load_model_card(write_model(tmp_path, config__json=config), "m").tokenizer._bos_id is None
+
+
+def test_the_context_is_the_workers_where_the_rope_stretches_it(tmp_path):
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+    config = json.loads((TINY / "config.json").read_text()) | {"rope_parameters": scaling}
+    directory = write_model(tmp_path, config__json=config)
+    assert load_model_card(directory, "m").max_model_len == 4096 == read_model_config(directory).context_len
 
 
 def test_a_missing_file_is_named(tmp_path):
