@@ -170,6 +170,8 @@ def router_argv(config: ClusterConfig, http: KeptPort, front: KeptPort) -> tuple
     argv += ["--log-level", config.log_level, "--drain-timeout", str(config.drain_timeout_s)]
     if config.policy is not None:
         argv += ["--policy", config.policy]
+    if config.canary_interval_s is not None:
+        argv += ["--canary-interval", str(config.canary_interval_s)]
     return tuple(argv)
 
 

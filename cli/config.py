@@ -86,6 +86,7 @@ class ClusterConfig:
     http_port: int = 8000
     grpc_port: int = 50051
     policy: str | None = None
+    canary_interval_s: float | None = None
     workers: WorkerOptions = field(default_factory=WorkerOptions)
     log_level: str = "warning"
     drain_timeout_s: float = 10.0

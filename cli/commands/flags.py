@@ -10,6 +10,7 @@ import click
 from cli.options import ADVERTISE, DTYPE, LABEL, LOG_LEVEL, MODEL_DIR, NAME, PORT, SECONDS, SIZE, Decorated, option
 from kv_transfer.config import Integrity
 from observability.log import configure_logging
+from router.config import CanaryConfig
 from rpc.process import end_with_parent, run_process
 
 CONNECTOR = click.Choice(["auto", "shm", "tcp"])
@@ -111,6 +112,15 @@ policy_option = option(
     section="Cluster",
     type=click.Choice(["round_robin", "least_loaded"]),
     help="How the router chooses workers. [default: the router's]",
+)
+canary_interval_option = option(
+    "--canary-interval",
+    section="Cluster",
+    type=SECONDS,
+    metavar="SECONDS",
+    default=CanaryConfig().interval_s,
+    help="How long a pair of prefill and decode worker may go without a hand-off before the router proves it by a tiny "
+    "request of its own; a pair that fails is left out until it works again. 0 turns both off.",
 )
 model_dir_option = option(
     "--model",

@@ -10,7 +10,7 @@ import click
 from cli.commands import flags
 from cli.options import POSITIVE_SECONDS, SIZE, SectionedCommand, apply, option
 from engine.models.store import model_name
-from router.config import AdmissionConfig, HttpConfig, PolicyConfig, RouterConfig
+from router.config import AdmissionConfig, CanaryConfig, HttpConfig, PolicyConfig, RouterConfig
 from rpc.server import ServerConfig
 
 
@@ -24,6 +24,7 @@ class RouterFlags(TypedDict):
     grpc_port: int
     advertise: str
     policy: str | None
+    canary_interval: float
     max_running: int
     max_waiting: int
     max_body: int
@@ -43,6 +44,7 @@ OPTIONS = (
     flags.grpc_port_option("gRPC API, and where workers announce themselves; 0 takes a free port."),
     flags.advertise_option,
     flags.policy_option,
+    flags.canary_interval_option,
     option(
         "--max-running",
         section="Admission",
@@ -91,6 +93,7 @@ def router_config(given: RouterFlags) -> RouterConfig:
         grpc=ServerConfig(host=given["host"], port=given["grpc_port"], advertise=given["advertise"]),
         admission=AdmissionConfig(given["max_running"], given["max_waiting"]),
         policies=policies,
+        canary=CanaryConfig(interval_s=given["canary_interval"]),
         request_timeout_s=given["request_timeout"],
         drain_timeout_s=given["drain_timeout"],
     )

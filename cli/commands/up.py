@@ -45,6 +45,7 @@ class UpFlags(TypedDict):
     connector: str
     integrity: str
     policy: str | None
+    canary_interval: float
     threads: int | None
     kv_memory: int
     max_num_batched_tokens: int | None
@@ -86,6 +87,7 @@ OPTIONS = (
     flags.connector_option,
     flags.integrity_option,
     flags.policy_option,
+    flags.canary_interval_option,
     flags.threads_option("Compute threads of each worker. [default: the cores divided over the workers, at least 1]"),
     flags.kv_memory_option("512MiB", "KV memory of each worker."),
     flags.max_num_batched_tokens_option,
@@ -141,6 +143,7 @@ def cluster_config(given: UpFlags, model_dir: Path) -> ClusterConfig:
         http_port=given["http_port"],
         grpc_port=given["grpc_port"],
         policy=given["policy"],
+        canary_interval_s=given["canary_interval"],
         workers=workers,
         log_level=given["log_level"],
         drain_timeout_s=given["drain_timeout"],

@@ -140,6 +140,7 @@ def test_children_are_started_with_flags_that_their_commands_know(tmp_path):
         model_dir=tmp_path,
         model_name="m",
         policy="round_robin",
+        canary_interval_s=2.5,
         workers=WorkerOptions(max_model_len=64, max_num_batched_tokens=32, max_num_seqs=4),
     )
     port = keep_port("127.0.0.1", 0, "--http-port")
@@ -149,7 +150,9 @@ def test_children_are_started_with_flags_that_their_commands_know(tmp_path):
         for line in lines:
             command = line[line.index("cli") + 1]
             known = ROOT.get_command(None, command)
-            known.make_context(command, list(line[line.index("cli") + 2 :]))  # raises for what it does not know
+            context = known.make_context(command, list(line[line.index("cli") + 2 :]))  # raises for what it does not know
+            if command == "router":
+                assert context.params["canary_interval"] == 2.5
     finally:
         port.release()
 
