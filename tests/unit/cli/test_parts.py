@@ -150,7 +150,9 @@ def test_children_are_started_with_flags_that_their_commands_know(tmp_path):
         for line in lines:
             command = line[line.index("cli") + 1]
             known = ROOT.get_command(None, command)
-            context = known.make_context(command, list(line[line.index("cli") + 2 :]))  # raises for what it does not know
+            context = known.make_context(
+                command, list(line[line.index("cli") + 2 :])
+            )  # raises for what it does not know
             if command == "router":
                 assert context.params["canary_interval"] == 2.5
     finally:
