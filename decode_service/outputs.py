@@ -62,10 +62,14 @@ class Answer:
 
 
 class AnswerBook:
-    """Every open answer. Owns their buffers; asks `abort` to stop a request in the engine that nobody will read."""
+    """Every open answer. Owns their buffers; asks `abort` to stop a request in the engine that nobody will read.
+
+    `on_unread`, if set, hears of each hand-off whose reader leaves before it has come, and why.
+    """
 
     def __init__(self, abort: Callable[[str], None], clock: Clock, config: OutputConfig | None = None) -> None:
         self._abort = abort
+        self.on_unread: Callable[[str, DiptychError], None] | None = None
         self._clock = clock
         self._config = config if config is not None else OutputConfig()
         self._answers: dict[str, Answer] = {}
@@ -81,6 +85,10 @@ class AnswerBook:
         """Where this answer is; None when it is not open."""
         answer = self._answers.get(request_id)
         return None if answer is None else answer.state
+
+    def lost(self, request_id: str) -> DiptychError | None:
+        """Why nobody will read this request, if that is known."""
+        return self._lost.recall(request_id)
 
     def expect(self, handoff_id: str) -> None:
         """The engine is about to adopt this hand-off; called before it can make a token.
@@ -183,7 +191,9 @@ class AnswerBook:
 
     def _stop(self, answer: Answer, error: DiptychError) -> None:
         if answer.state is AnswerState.AWAITED:
-            self._lost.remember(answer.request_id, error)  # its KV may be on the way: a commit is refused
+            self._lost.remember(answer.request_id, error)  # its KV may be on the way: room and a commit are refused
+            if self.on_unread is not None:
+                self.on_unread(answer.request_id, error)
         else:
             self._abort(answer.request_id)
 

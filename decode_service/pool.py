@@ -33,9 +33,13 @@ class EnginePool:
         return handoff_id in self._coming
 
     async def reserve(self, handoff_id: str, num_tokens: int, block_hashes: tuple[bytes, ...]) -> KVLease | None:
-        """See KVPool. UnknownHandoff for one that was adopted: a late copy of its Reserve must not end its answer."""
+        """See KVPool. UnknownHandoff for one that was adopted: a late copy of its Reserve must not end its answer.
+
+        So also for one that its reader has given up, before or meanwhile: nobody else might ever end it.
+        """
         if self._book.state(handoff_id) not in (None, AnswerState.AWAITED):
             raise UnknownHandoff(f"hand-off {handoff_id} is adopted already")
+        self._check_wanted(handoff_id)
 
         def give_back(engine: Engine, lease: KVLease | None) -> None:
             if lease is not None:
@@ -51,7 +55,18 @@ class EnginePool:
         finally:
             if lease is None and not was_coming:
                 self._coming.discard(handoff_id)
+        if lease is not None:
+            try:
+                self._check_wanted(handoff_id)
+            except DiptychError:
+                await self.release(lease)
+                raise
         return lease
+
+    def _check_wanted(self, handoff_id: str) -> None:
+        lost = self._book.lost(handoff_id)
+        if lost is not None:
+            raise UnknownHandoff(f"hand-off {handoff_id} is not awaited any more: {lost.message}")
 
     async def adopt(
         self, request: GenerationRequest, lease: KVLease, num_computed_tokens: int, seals: Sequence[bytes]

@@ -64,6 +64,7 @@ class DecodeWorker:
             config.receiver,
             self.driver.die,
         )
+        self._book.on_unread = self.receiver.give_up
 
     @property
     def fatal(self) -> asyncio.Future[BaseException]:

@@ -143,6 +143,15 @@ class Receiver(Generic[LeaseT]):
             self._finished.give_up(request.handoff_id, request.prefill, cause)
         return AbortResponse(request.handoff_id, request.prefill, self._side.ref)
 
+    def give_up(self, handoff_id: str, cause: DiptychError) -> None:
+        """This worker's own word that nobody waits for a hand-off any more: its blocks do not wait for the lease to run out.
+
+        Harmless for one that is adopted or not known.
+        """
+        live = self._live.get(handoff_id)
+        if live is not None:
+            live.end(TargetEvent.ABORTED, cause)
+
     async def renew(self, request: RenewRequest) -> RenewResponse:
         """See HandoffPeer. Adopted hand-offs are not lost; they need no lease any more. Another's are not the asker's."""
         self._check_lives(request.prefill, request.decode)

@@ -57,6 +57,12 @@ class Bench:
 
         return await self.worker.driver.call(look)
 
+    async def settled(self) -> None:
+        """Until it is idle, far sooner than any lease runs out."""
+        async with asyncio.timeout(2):
+            while not await self.idle():
+                await asyncio.sleep(0.01)
+
 
 @asynccontextmanager
 async def bench(step_s: float = 0.0, max_remembered: int = 64) -> AsyncIterator[Bench]:
@@ -145,6 +151,36 @@ async def test_kv_of_a_hand_off_that_was_cancelled_meanwhile_is_freed() -> None:
         with pytest.raises(RequestCancelled):
             await made.worker.receiver.commit(ticket(made, "h", (7,)))
         assert [delta.finish_reason for delta in await made.read()] == [FinishReason.ABORT]
+        await made.settled()
+
+
+@pytest.mark.parametrize("leaves", ["cancel", "session"])
+async def test_a_hand_off_that_its_reader_gives_up_does_not_keep_its_blocks_until_the_lease_runs_out(
+    leaves: str,
+) -> None:
+    """Its prefill worker may be dead: then nobody else says so."""
+    async with bench() as made:
+        made.desk.attach(made.session, "h", 10)
+        await reserved(made, "h")
+        if leaves == "cancel":
+            made.desk.cancel(made.session, "h")
+        else:
+            made.desk.close_session(made.session)
+        await made.settled()
+        with pytest.raises(UnknownHandoff):
+            await reserved(made, "h")
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+async def test_a_hand_off_that_its_reader_gave_up_gets_no_room(meanwhile: bool) -> None:
+    async with bench() as made:
+        made.desk.attach(made.session, "h", 10)
+        asking = asyncio.ensure_future(reserved(made, "h")) if meanwhile else None
+        for _ in range(3):
+            await asyncio.sleep(0)
+        made.desk.cancel(made.session, "h")
+        with pytest.raises(UnknownHandoff, match="not awaited any more"):
+            await (asking or reserved(made, "h"))
 
 
 async def test_a_lease_that_nobody_waits_for_goes_back() -> None:

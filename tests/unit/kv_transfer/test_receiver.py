@@ -225,6 +225,19 @@ async def test_commits_of_what_is_not_held_are_refused(pair):
         await pair.receiver.commit(pair.ticket())
 
 
+async def test_what_nobody_here_waits_for_is_freed_at_once_and_what_is_not_known_is_left_alone(pair):
+    cause = RequestCancelled("its reader has left")
+    pair.receiver.give_up("h", cause)
+    await pair.receiver.reserve(pair.reserve_request())
+    for _ in range(2):
+        pair.receiver.give_up("h", cause)
+        await settle()
+    assert len(pair.pool.free) == 8
+    assert pair.told.lost == [("h", cause)]
+    with pytest.raises(RequestCancelled, match="its reader has left"):
+        await pair.receiver.commit(pair.ticket())
+
+
 async def test_abort_frees_at_once_and_again_is_harmless(pair):
     await pair.receiver.reserve(pair.reserve_request())
     for _ in range(3):
