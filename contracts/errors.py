@@ -144,6 +144,19 @@ class StaleEpoch(HandoffError):
         super().__init__(f"epoch of {worker_id}: expected {expected}, got {got}")
 
 
+class WorkerIdTaken(DiptychError):
+    """Two living workers go by one id; the second to come is refused."""
+
+    code = ErrorCode.FAILED_PRECONDITION
+
+    def __init__(self, worker_id: str, holder: str, asking: str) -> None:
+        """`holder` and `asking` are their addresses."""
+        super().__init__(
+            f"worker id {worker_id!r} is taken: the worker at {holder} has it and is alive, the one at {asking} wants it; "
+            "give each worker a --worker-id of its own"
+        )
+
+
 class NoRoom(HandoffError):
     """The decode pool has no free blocks for this hand-off now; `retry_after_s` (0: not said) is when to ask again."""
 

@@ -5,6 +5,7 @@
                    ├── ttl_s without a word ──▶ LOST
                    ├── leave ──▶ LEFT           finishes what it has, takes nothing new
                    ├── newer epoch ──▶ LOST (the old life), JOINED (the new one)
+                   ├── another address ──▶ refused while this one's word is fresh, unless it is suspect: two have one name
                    └── suspect ──▶ known, but not offered, until it announces again
 
 All workers of a router serve one model with one KV layout; the first sets it, others are refused with the field named.
@@ -19,7 +20,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from contracts.clock import Clock
-from contracts.errors import LayoutMismatch, StaleEpoch
+from contracts.errors import LayoutMismatch, StaleEpoch, WorkerIdTaken
 from contracts.kv_layout import check_same_layout
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef, WorkerState
 from observability.log import get_logger
@@ -61,7 +62,10 @@ class Registry(Protocol):
     """What the router needs from any registry, embedded or shared."""
 
     async def announce(self, info: WorkerInfo, load: WorkerLoad) -> float:
-        """Take a sign of life; return for how many seconds it is believed. Raises StaleEpoch or LayoutMismatch."""
+        """Take a sign of life; return for how many seconds it is believed.
+
+        Raises StaleEpoch, LayoutMismatch, or WorkerIdTaken when another worker that is alive goes by this id.
+        """
         ...
 
     async def leave(self, ref: WorkerRef) -> None:
@@ -104,6 +108,7 @@ class EmbeddedRegistry:
         """See Registry."""
         self.expire()
         worker_id, epoch = info.ref.worker_id, info.ref.epoch
+        self._check_name(info)
         self._check_epoch(worker_id, epoch)
         self._check_fits(info)
         known = self._workers.get(worker_id)
@@ -156,6 +161,12 @@ class EmbeddedRegistry:
     def subscribe(self, listener: Callable[[Change], None]) -> None:
         """See Registry."""
         self._listeners.append(listener)
+
+    def _check_name(self, info: WorkerInfo) -> None:
+        """A restart where it was, or elsewhere after the old life fell silent, takes the name over; a living namesake does not."""
+        known = self._workers.get(info.ref.worker_id)
+        if known is not None and known.info.address != info.address and not known.suspect:
+            raise WorkerIdTaken(info.ref.worker_id, known.info.address, info.address)
 
     def _check_epoch(self, worker_id: str, epoch: int) -> None:
         known = self._workers.get(worker_id)

@@ -81,11 +81,11 @@ class GrpcRegistryClient:
 
 @dataclass(frozen=True, slots=True)
 class AnnounceConfig:
-    """Seconds. Failures are retried after `min_backoff_s`, doubling to `max_backoff_s`."""
+    """Seconds. Failures are retried after `min_backoff_s`, doubling to `max_backoff_s`: a try costs what a sign of life does."""
 
     interval_s: float = 1.0
     min_backoff_s: float = 0.2
-    max_backoff_s: float = 5.0
+    max_backoff_s: float = 1.0
 
 
 class Announcer:

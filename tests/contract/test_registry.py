@@ -1,5 +1,6 @@
 """What every registry keeps: the newest life of each worker, while its word is fresh."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -7,12 +8,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from contracts.clock import VirtualClock
-from contracts.errors import LayoutMismatch, StaleEpoch
+from contracts.clock import VirtualClock, settle
+from contracts.errors import LayoutMismatch, StaleEpoch, WorkerIdTaken
 from contracts.kv_layout import KVLayout
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef, WorkerState
 from router.config import RegistryConfig
 from router.registry import ChangeKind, EmbeddedRegistry
+from rpc.announce import UNHEARD, Announcer
 
 LAYOUT = KVLayout("m", "float32", 1, 1, 8, 16)
 TTL_S, QUIET_S = 5.0, 3.0
@@ -64,6 +66,76 @@ async def test_a_newer_life_replaces_the_older_which_is_refused_from_then_on(kep
         await registry.announce(info(epoch=1), WorkerLoad())
     assert [w.info.ref.epoch for w in registry.workers()] == [2]
     assert [kind for kind, _ in changes] == [ChangeKind.JOINED, ChangeKind.LOST, ChangeKind.JOINED]
+
+
+async def test_a_living_namesake_elsewhere_is_refused_and_told_what_to_do(kept):
+    registry, clock, changes = kept
+    await registry.announce(info(epoch=1), WorkerLoad())
+    for epoch in (2, 1, 0):
+        with pytest.raises(WorkerIdTaken, match=r"'a'.* a:1 has it .* b:1 wants it; give each worker a --worker-id"):
+            await registry.announce(info(epoch=epoch, address="b:1"), WorkerLoad())
+    await clock.advance(TTL_S)
+    await registry.announce(info(epoch=1), WorkerLoad())
+    assert [w.info.address for w in registry.workers()] == ["a:1"]
+    assert changes == [(ChangeKind.JOINED, WorkerRef("a", 1))], "the first goes on undisturbed"
+
+
+async def test_a_restart_elsewhere_joins_when_the_old_life_has_been_silent_for_its_ttl(kept):
+    registry, clock, changes = kept
+    await registry.announce(info(epoch=1), WorkerLoad())
+    await clock.advance(TTL_S)
+    with pytest.raises(WorkerIdTaken):
+        await registry.announce(info(epoch=2, address="b:1"), WorkerLoad())
+    await clock.advance(0.1)
+    await registry.announce(info(epoch=2, address="b:1"), WorkerLoad())
+    assert [kind for kind, _ in changes] == [ChangeKind.JOINED, ChangeKind.LOST, ChangeKind.JOINED]
+    with pytest.raises(WorkerIdTaken, match="b:1 has it"):
+        await registry.announce(info(epoch=1), WorkerLoad())
+
+
+class Here:
+    """The registry as a worker's client, without a network."""
+
+    def __init__(self, registry) -> None:
+        self._registry = registry
+
+    async def announce(self, told, load) -> float:
+        return await self._registry.announce(told, load)
+
+    async def leave(self, ref) -> int:
+        return await self._registry.leave(ref)
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+async def test_a_worker_whose_name_is_taken_goes_on_trying_says_so_once_and_is_in_soon_after_it_is_free(kept, caplog):
+    registry, clock, _ = kept
+    caplog.set_level("WARNING")
+    first = asyncio.create_task(Announcer(Here(registry), info(), WorkerLoad, clock).run())
+    await settle()
+    second = asyncio.create_task(Announcer(Here(registry), info(epoch=2, address="b:1"), WorkerLoad, clock).run())
+    await clock.advance(20.0)
+    assert [w.info.address for w in registry.workers()] == ["a:1"]
+    first.cancel()  # dies without a word
+    await clock.advance(TTL_S + 1.1)
+    assert [w.info.address for w in registry.workers()] == ["b:1"]
+    second.cancel()
+    assert [record.getMessage() for record in caplog.records] == [UNHEARD]
+
+
+async def test_a_restart_elsewhere_joins_at_once_when_the_connection_to_the_old_life_broke_or_it_left(kept):
+    registry, _, changes = kept
+    await registry.announce(info(epoch=1), WorkerLoad())
+    registry.suspect(WorkerRef("a", 1))
+    with pytest.raises(StaleEpoch):
+        await registry.announce(info(epoch=0, address="b:1"), WorkerLoad())
+    await registry.announce(info(epoch=2, address="b:1"), WorkerLoad())
+    await registry.leave(WorkerRef("a", 2))
+    await registry.announce(info(epoch=3, address="c:1"), WorkerLoad())
+    assert [w.info.address for w in registry.workers()] == ["c:1"]
+    kinds = [ChangeKind.JOINED, ChangeKind.LOST, ChangeKind.JOINED, ChangeKind.LEFT, ChangeKind.JOINED]
+    assert [kind for kind, _ in changes] == kinds
 
 
 async def test_who_left_is_not_brought_back_by_a_late_word(kept):
@@ -130,6 +202,8 @@ class Believing(RuleBasedStateMachine):
         self.live = {}
         self.registry.subscribe(self.on_change)
         self.told = {}  # worker → (epoch, when, left)
+        self.at = {}  # worker → where its last accepted word came from
+        self.suspects = set()
 
     def on_change(self, change):
         ref = change.info.ref
@@ -146,17 +220,30 @@ class Believing(RuleBasedStateMachine):
             return done.value
         raise AssertionError("an embedded registry does not wait")
 
-    @rule(worker=st.sampled_from("ab"), epoch=st.integers(1, 3))
-    def announce(self, worker, epoch):
+    @rule(worker=st.sampled_from("ab"), epoch=st.integers(1, 3), place=st.sampled_from("xy"))
+    def announce(self, worker, epoch, place):
         known, _, left = self.told.get(worker, (0, 0.0, False))
         stale = (epoch < known and self.fresh(worker)) or (left and epoch <= known)
+        taken = self.fresh(worker) and self.at[worker] != place and worker not in self.suspects
         try:
-            self.run(self.registry.announce(info(worker, epoch), WorkerLoad()))
+            self.run(self.registry.announce(info(worker, epoch, address=f"{place}:1"), WorkerLoad()))
+        except WorkerIdTaken:
+            assert taken
         except StaleEpoch:
             assert stale
+            assert not taken
         else:
             assert not stale
+            assert not taken
             self.told[worker] = (epoch, self.clock.now(), False)
+            self.at[worker] = place
+            self.suspects.discard(worker)
+
+    @rule(worker=st.sampled_from("ab"))
+    def suspect(self, worker):
+        if self.fresh(worker):
+            self.registry.suspect(WorkerRef(worker, self.told[worker][0]))
+            self.suspects.add(worker)
 
     @rule(worker=st.sampled_from("ab"), epoch=st.integers(1, 3))
     def leave(self, worker, epoch):

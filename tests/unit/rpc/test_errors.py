@@ -16,6 +16,7 @@ from contracts.errors import (
     NoRoom,
     Overloaded,
     StaleEpoch,
+    WorkerIdTaken,
     WorkerLost,
 )
 from rpc.errors import from_rpc_error, to_status
@@ -36,6 +37,7 @@ SAMPLES: dict[str, DiptychError] = {
     "LayoutMismatch": LayoutMismatch("dtype", "float32", "bfloat16"),
     "NoRoom": NoRoom("pool is full", 0.25),
     "StaleEpoch": StaleEpoch("decode-0", 2, 1),
+    "WorkerIdTaken": WorkerIdTaken("w", "a:1", "b:1"),
 }
 ALL = [
     kind
