@@ -90,6 +90,10 @@ class RouterMetrics:
         """One attempt of a request failed; the request may still succeed."""
         self._ours.failed_attempts.labels(code).inc()
 
+    def attempt_drained(self, num_tokens: int) -> None:
+        """A worker that is about to stop gave a request up, of whose answer `num_tokens` are made; it goes on elsewhere."""
+        self._ours.drained_attempts.labels("mid_answer" if num_tokens else "before_first_token").inc()
+
     def tokens_delivered(self, gap_s: float, num_tokens: int) -> None:
         """Tokens after the first were given to a front, `gap_s` after the ones before."""
         gap_s /= num_tokens
@@ -119,6 +123,11 @@ class _RouterSeries:
         )
         self.failed_attempts = counter(
             "diptych_failed_attempts", "Attempts that failed and were retried or given up", ("code",)
+        )
+        self.drained_attempts = counter(
+            "diptych_drained_attempts",
+            "Attempts that went on elsewhere because their worker is about to stop",
+            ("when",),
         )
         self.canaries = counter(
             "diptych_canary", "Requests of the router's own, to prove a pair of workers", ("outcome",)

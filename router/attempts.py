@@ -21,10 +21,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from contracts.clock import Clock
-from contracts.errors import DeadlineExceeded, DiptychError, InternalError, Unavailable, WorkerLost
+from contracts.errors import DeadlineExceeded, DiptychError, Draining, InternalError, Unavailable, WorkerLost
 from contracts.prefill import FirstTokens, HandedOff, HandoffFailed, Target
 from contracts.request import TokenDelta
-from contracts.worker import WorkerInfo, WorkerKind
+from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
 from router.choice import Chooser
 from router.config import RetryConfig
 from router.exchange import Route
@@ -113,11 +113,10 @@ class Alone:
                     case DecodeTokens(delta):
                         claim.computed()
                         if delta.error is not None:
-                            self._progress.avoid.add(self._decode.ref)
+                            raise _judged(as_exception(delta.error), self._decode.ref, self._means, self._progress)
                         yield delta
                     case DecodeLost(_, error):
-                        self._progress.avoid.add(self._decode.ref)
-                        raise error
+                        raise _judged(error, self._decode.ref, self._means, self._progress)
                     case TimeUp(error):
                         raise error or _deadline()
                     case event:
@@ -195,8 +194,8 @@ class HandOver:
     def _on_first(self, delta: TokenDelta) -> Sequence[TokenDelta]:
         self._first_came = True
         if delta.error is not None:
-            self._progress.avoid.add(self._prefill.ref)
-        elif delta.finish_reason is None:
+            raise _judged(as_exception(delta.error), self._prefill.ref, self._means, self._progress)
+        if delta.finish_reason is None:
             delta = replace(delta, stages=None)  # they come again, whole, with the hand-off
         return (delta, *self._held_back())
 
@@ -234,15 +233,19 @@ class HandOver:
         if self._committed and self._first_came:  # decode has all it needs
             self._settled = True
             return
-        if isinstance(error, WorkerLost):
-            self._means.pools.suspect(self._prefill.ref)
-        self._progress.avoid.add(self._prefill.ref)
-        raise error or InternalError(f"prefill worker {self._prefill.ref.worker_id} ended the call without an outcome")
+        ref = self._prefill.ref
+        error = error or InternalError(f"prefill worker {ref.worker_id} ended the call without an outcome")
+        error = _judged(error, ref, self._means, self._progress)
+        if isinstance(error, Unavailable):
+            self._means.pools.suspect(ref)
+        raise error
 
     def _on_decode_failed(self, error: DiptychError) -> None:
-        self._progress.avoid.add(self._target.decode)
+        error = _judged(error, self._target.decode, self._means, self._progress)
         if self._committed:
             raise error
+        if isinstance(error, WorkerLost) and not self._first_came:  # not of this request: it had nothing of it
+            error = Unavailable(error.message)
         if self._decode_error is None:
             # The KV is still at the prefill worker, which will notice too; a second push is cheaper than a second prefill.
             self._decode_error = error
@@ -253,16 +256,17 @@ class HandOver:
         if event.handoff_id != self._target.handoff_id:
             return
         progress = self._progress
-        progress.avoid.add(self._target.decode)
-        progress.num_handoff_failures += 1
-        error = as_exception(event.error)
-        self._means.verdicts.failed(self._pair, error)
-        if progress.num_handoff_failures > self._means.retry.max_handoff_failures:
-            raise error
+        error = self._why_failed(as_exception(event.error))
+        if not isinstance(error, Draining):
+            progress.num_handoff_failures += 1
+            self._means.verdicts.failed(self._pair, error)
+            if progress.num_handoff_failures > self._means.retry.max_handoff_failures:
+                raise error
         progress.fail(error)
         decode = self._means.chooser.decode_for(self._prefill.ref, progress)
         if decode is None:
-            raise Unavailable(f"no decode worker is ready to take the hand-off: {error.message}")
+            why = f"no decode worker is ready to take the hand-off: {error.message}"
+            raise Draining(why) if isinstance(error, Draining) else Unavailable(why)
         self._detach()
         self._target = Target(self._means.new_id(), decode.ref, decode.address)
         self._decode_error = None
@@ -270,6 +274,12 @@ class HandOver:
         self._alarms.set(progress.time_left_s, _deadline())
         self._attach()
         self._leg.retarget(self._target)
+
+    def _why_failed(self, told: DiptychError) -> DiptychError:
+        """What the prefill worker was told of a hand-off that failed, or what the decode worker said or showed itself."""
+        error = _judged(told, self._target.decode, self._means, self._progress)
+        seen = self._decode_error
+        return seen if isinstance(seen, Draining | WorkerLost) else error
 
     @property
     def _pair(self) -> Pair:
@@ -290,6 +300,19 @@ class HandOver:
         if session is not None:
             session.cancel(self._target.handoff_id)
         claim.release()
+
+
+def _judged(error: DiptychError, ref: WorkerRef, means: Means, progress: Progress) -> DiptychError:
+    """What `error` of this worker means for the request, which avoids the worker from now on.
+
+    One that has said farewell is not lost: it left. One that drains gets nothing new from anybody, heard or not.
+    """
+    progress.avoid.add(ref)
+    if isinstance(error, WorkerLost) and means.pools.has_left(ref):
+        error = Draining(error.message)
+    if isinstance(error, Draining):
+        means.pools.suspect(ref)
+    return error
 
 
 def _deadline() -> DiptychError:

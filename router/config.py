@@ -44,13 +44,16 @@ class RetryConfig:
     """What one request may cost in failures before its client hears of them.
 
     `max_failures` counts lost workers, failed hand-offs and refusals of one request together; after `max_handoff_failures`
-    failed hand-offs it runs on a decode worker alone. While no worker is there, a request that already ran waits up to
-    `worker_wait_s` for one; so does every request in the router's first `first_worker_wait_s`, in which the workers of its
-    last life find it again. A decode worker that is lost before the commit is noticed by the prefill worker too, which
-    holds the KV: its word is awaited for `handoff_verdict_s`.
+    failed hand-offs it runs on a decode worker alone. A request may be what its workers die of: more than `max_worker_deaths`
+    that went away while they had it end it. A worker that drains and gives a request up costs it nothing of all that.
+    While no worker is there, a request that already ran waits up to `worker_wait_s` for one, and a new one does where the
+    last was there no longer ago than that; so does every request in the router's first `first_worker_wait_s`, in which the
+    workers of its last life find it again. A decode worker that is lost before the commit is noticed by the prefill worker
+    too, which holds the KV: its word is awaited for `handoff_verdict_s`.
     """
 
     max_failures: int = 6
+    max_worker_deaths: int = 2
     max_handoff_failures: int = 2
     backoff_s: float = 0.05
     worker_wait_s: float = 30.0

@@ -1,7 +1,8 @@
 """One request's life over the pools: choose, attempt, and attempt again from the tokens so far when something broke.
 
     choose ──▶ attempt ──▶ deltas … finish
-       ▲          └── fails: counted, backed off, excluded ──┐        over the budget: the error goes to the client
+       ▲          ├── fails: counted, backed off, excluded ──┐        over the budget: the error goes to the client
+       │          └── its worker drains: excluded ───────────┤
        └─────────────────────────────────────────────────────┘
 
 The same seed goes with every attempt, and a token is a function of (seed, position), so a client sees a pause, never
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from contracts.errors import DeadlineExceeded, DiptychError, InternalError, Overloaded, Unavailable
+from contracts.errors import DeadlineExceeded, DiptychError, Draining, InternalError, Overloaded, Unavailable
 from contracts.request import TokenDelta
 from contracts.worker import WorkerKind
 from observability.metrics import RouterMetrics
@@ -34,7 +35,7 @@ class Flow:
 
     def start(self, job: Job, beside: Progress | None = None) -> Progress:
         """The books of a new job, to be passed to `deltas` and read when it ends; `beside` is an answer to the same prompt."""
-        return Progress(job, self._means.clock, self._means.retry.max_failures, beside)
+        return Progress(job, self._means.clock, self._means.retry, beside)
 
     async def deltas(self, progress: Progress) -> AsyncGenerator[TokenDelta, None]:
         """The answer's tokens, each once and in order; the last delta has a finish_reason of STOP or LENGTH.
@@ -51,11 +52,15 @@ class Flow:
                             return
                 raise InternalError("an attempt ended without a finish reason")
             except DiptychError as error:
-                self._metrics.attempt_failed(error.code.value)
+                if isinstance(error, Draining):
+                    self._metrics.attempt_drained(len(progress.token_ids))
+                else:
+                    self._metrics.attempt_failed(error.code.value)
                 if isinstance(error, Overloaded) and not self._another_may_have_room(progress):
                     raise
-                progress.fail(error)
-            await self._back_off(progress)
+                counted = progress.fail(error)
+            if counted:
+                await self._back_off(progress)
 
     def _another_may_have_room(self, progress: Progress) -> bool:
         alone = progress.job.route is Route.COLOCATED
@@ -63,8 +68,8 @@ class Flow:
         return self._means.chooser.has_other(kinds, progress.avoid)
 
     async def _next_attempt(self, progress: Progress) -> Alone | HandOver:
-        """Waits for workers if the request ran already, if one is known that is not ready just now, or if this router is so
-        young that its workers may not have found it yet.
+        """Waits for workers if the request ran already, if one is known that is not ready just now, if the last has gone only
+        just now (it may be on its way back), or if this router is so young that its workers may not have found it yet.
         """
         clock, retry = self._means.clock, self._means.retry
         give_up = clock.now() + retry.worker_wait_s
@@ -77,8 +82,9 @@ class Flow:
             if progress.time_left_s == 0:
                 raise DeadlineExceeded(f"the request's time ran out while it waited: {why}")
             young = clock.now() < self._started_at + retry.first_worker_wait_s
-            may_come = missing is not None and (young or self._means.pools.knows_any(missing))
-            if not (progress.num_failures > 0 or may_come) or clock.now() >= give_up:
+            may_come = missing is not None and (young or self._means.pools.absent_s(missing) < retry.worker_wait_s)
+            ran = progress.num_failures + progress.num_moves > 0
+            if not (ran or may_come) or clock.now() >= give_up:
                 raise _NoWorker(why)
             await clock.sleep(min(_POLL_S, progress.time_left_s))
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import grpc
 
-from contracts.errors import DiptychError, InternalError, WorkerLost
+from contracts.errors import DiptychError, Draining, InternalError, RequestCancelled, Unavailable, WorkerLost
 from contracts.pb.diptych.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, types_pb2
 from contracts.prefill import PrefillEvent, Target
 from contracts.request import GenerationRequest, TokenDelta
@@ -83,7 +83,7 @@ class PrefillLeg:
         self._task = asyncio.ensure_future(self._drive())
 
     def retarget(self, target: Target) -> None:
-        """After HandoffFailed: push the KV there instead."""
+        """Push the KV there instead, whether the hand-off before has failed or is under way."""
         self._commands.put_nowait(prefill_pb2.PrefillCommand(retarget=target_to_pb(target)))
 
     def cancel(self) -> None:
@@ -103,9 +103,13 @@ class PrefillLeg:
             error = None
         except grpc.aio.AioRpcError as broken:
             error = from_rpc_error(broken, name)
+            if isinstance(error, RequestCancelled):  # not by us: its server went down
+                error = WorkerLost(error.message)
         except DiptychError as broken:
             error = broken
         finally:
+            if call is None and error is not None:  # it never heard of the request
+                error = Unavailable(error.message)
             if call is not None:
                 call.cancel()  # before the commands end, which would tell the worker that all is well
             self._commands.put_nowait(None)
@@ -155,7 +159,7 @@ class DecodeSession:
 
     def _carry(self, request_id: str, command: decode_pb2.DecodeCommand, inbox: Inbox) -> None:
         if self._closed is not None:
-            inbox.put_nowait(DecodeLost(request_id, self._closed))
+            inbox.put_nowait(DecodeLost(request_id, Unavailable(self._closed.message)))
             return
         self._inboxes[request_id] = inbox
         self._commands.put_nowait(command)
@@ -165,7 +169,7 @@ class DecodeSession:
     async def _drive(self, commands: asyncio.Queue[decode_pb2.DecodeCommand | None]) -> None:
         call: grpc.aio.StreamStreamCall[decode_pb2.DecodeCommand, decode_pb2.DecodeBatch] | None = None
         name = f"decode worker {self._worker.ref.worker_id}"
-        error: DiptychError = WorkerLost(f"{name}: the session ended")
+        error: DiptychError = Draining(f"{name}: the session ended")  # a worker ends it only when it is about to stop
         try:
             await wait_connected(self._channel, self._worker.address, self._connect_timeout_s)
             call = decode_pb2_grpc.DecodeStub(self._channel).Session(_drain(commands))
@@ -175,7 +179,7 @@ class DecodeSession:
         except grpc.aio.AioRpcError as broken:
             error = WorkerLost(from_rpc_error(broken, name).message)
         except DiptychError as broken:
-            error = broken
+            error = Unavailable(broken.message)  # it never heard of what the session carries
         finally:
             if call is not None:
                 call.cancel()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from contracts.errors import WorkerLost
+from contracts.errors import Unavailable
 from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
 from observability.log import get_logger
 from router.legs import DecodeSession, Inbox, PrefillLeg
@@ -82,12 +82,17 @@ class Pools:
                 found.append(Candidate(worker.info, worker.load, peer.num_inflight, peer.num_inflight_tokens))
         return tuple(found)
 
-    def knows_any(self, kind: WorkerKind) -> bool:
-        """Whether a worker of this pool is known, be it starting, draining or suspect."""
-        return bool(self._registry.workers(kind))
+    def absent_s(self, kind: WorkerKind) -> float:
+        """For how many seconds no worker of this pool has been known, be it starting or suspect; infinite if none ever was."""
+        return self._registry.absent_s(kind)
+
+    def has_left(self, ref: WorkerRef) -> bool:
+        """Whether this worker said farewell: what is lost with it is lost as announced."""
+        peer = self._peers.get(ref)
+        return peer is not None and peer.leaving
 
     def session(self, ref: WorkerRef) -> DecodeSession:
-        """The session to a decode worker. Raises WorkerLost when it has gone."""
+        """The session to a decode worker. Raises Unavailable when it has gone."""
         return self._peer(ref).session
 
     def find_session(self, ref: WorkerRef) -> DecodeSession | None:
@@ -96,7 +101,7 @@ class Pools:
         return None if peer is None else peer.session
 
     def prefill_leg(self, ref: WorkerRef, inbox: Inbox) -> PrefillLeg:
-        """A new, not started call to a prefill worker. Raises WorkerLost when it has gone."""
+        """A new, not started call to a prefill worker. Raises Unavailable when it has gone."""
         peer = self._peer(ref)
         return PrefillLeg(peer.info, peer.channel, self._config.connect_timeout_s, inbox)
 
@@ -123,7 +128,7 @@ class Pools:
     def _peer(self, ref: WorkerRef) -> _Peer:
         peer = self._peers.get(ref)
         if peer is None:
-            raise WorkerLost(f"worker {ref.worker_id}, epoch {ref.epoch}: not known any more")
+            raise Unavailable(f"worker {ref.worker_id}, epoch {ref.epoch}: not known any more")
         return peer
 
     def _on_change(self, change: Change) -> None:

@@ -13,12 +13,14 @@ from contracts.clock import Clock
 from contracts.errors import (
     DeadlineExceeded,
     DiptychError,
+    Draining,
     ErrorCode,
     InternalError,
     InvalidRequest,
     Overloaded,
     RequestCancelled,
     TransferFailed,
+    Unavailable,
     WorkerLost,
 )
 from contracts.request import ErrorInfo, FinishReason, GenerationRequest, TokenDelta
@@ -26,6 +28,7 @@ from contracts.sampling import SamplingParams
 from contracts.worker import WorkerKind, WorkerRef
 from observability.log import get_logger
 from observability.stages import HandoffStats, StageTimes
+from router.config import RetryConfig
 from router.exchange import Route
 
 log = get_logger(__name__)
@@ -46,11 +49,12 @@ class Job:
 
 
 class Progress:
-    """One per Job. `num_failures` is what the retry budget is spent on; `avoid` are the workers that failed it; `at` is
-    the worker of each pool that it last ran on. `beside` is an answer to the same prompt, whose workers have its KV.
+    """One per Job. `num_failures` is what the retry budget is spent on, `num_moves` how often a draining worker gave it up,
+    which costs nothing; `avoid` are the workers that did either; `at` is the worker of each pool that it last ran on.
+    `beside` is an answer to the same prompt, whose workers have its KV.
     """
 
-    def __init__(self, job: Job, clock: Clock, max_failures: int, beside: Progress | None = None) -> None:
+    def __init__(self, job: Job, clock: Clock, retry: RetryConfig, beside: Progress | None = None) -> None:
         self.job = job
         self.token_ids: list[int] = []
         self.stages = StageTimes()
@@ -58,12 +62,14 @@ class Progress:
         self.route = Route.COLOCATED
         self.num_cached_tokens = 0
         self.num_failures = 0
+        self.num_worker_deaths = 0
         self.num_handoff_failures = 0
+        self.num_moves = 0
         self.avoid: set[WorkerRef] = set()
         self.at: dict[WorkerKind, WorkerRef] = {}
         self._beside = beside
         self._clock = clock
-        self._max_failures = max_failures
+        self._retry = retry
         self._started_at = clock.now()
         self._heard = False  # whether any delta came
 
@@ -105,7 +111,7 @@ class Progress:
         if delta.error is not None:
             raise as_exception(delta.error)
         if delta.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
-            raise WorkerLost(f"the worker ended the request: {delta.finish_reason}")
+            raise Unavailable(f"the worker ended the request: {delta.finish_reason}")
         if delta.token_ids and delta.first_index != len(self.token_ids):
             raise InternalError(f"tokens out of order: expected index {len(self.token_ids)}, got {delta.first_index}")
         if not self._heard:
@@ -116,9 +122,16 @@ class Progress:
             self.stages = self.stages.merged(delta.stages)
         return delta
 
-    def fail(self, error: DiptychError) -> None:
-        """Count a failure; raise it when another attempt cannot help or the budget is spent."""
+    def fail(self, error: DiptychError) -> bool:
+        """Count a failure; raise it when another attempt cannot help or the budget is spent. False for what is none."""
+        if isinstance(error, Draining):
+            self.num_moves += 1
+            log.info(
+                "goes on elsewhere", request_id=self.job.request_id, tokens=len(self.token_ids), reason=error.message
+            )
+            return False
         self.num_failures += 1
+        self.num_worker_deaths += isinstance(error, WorkerLost)
         may_retry = error.retryable or isinstance(error, Overloaded | RequestCancelled)
         log.warning(
             "attempt failed",
@@ -128,12 +141,22 @@ class Progress:
             code=error.code.value,
             reason=error.message,
         )
-        if not may_retry or self.num_failures > self._max_failures:
+        if self.num_worker_deaths > self._retry.max_worker_deaths:
+            raise WorkerLost(
+                f"given up: {self.num_worker_deaths} workers went away while they had this request; the last: {error.message}"
+            )
+        if not may_retry or self.num_failures > self._retry.max_failures:
             raise error
+        return True
 
 
 def as_exception(info: ErrorInfo) -> DiptychError:
-    """The error that a worker sent as a value, as an exception of the class that its code stands for."""
+    """The error that a worker sent as a value, as an exception of the class that its code stands for.
+
+    It lives to tell, so it is never WorkerLost.
+    """
+    if info.draining:
+        return Draining(info.message)
     match info.code:
         case ErrorCode.INVALID_ARGUMENT:
             found = _FIELD_GOT.fullmatch(info.message)
@@ -147,7 +170,7 @@ def as_exception(info: ErrorInfo) -> DiptychError:
         case ErrorCode.CANCELLED:
             return RequestCancelled(info.message)
         case ErrorCode.UNAVAILABLE:
-            return WorkerLost(info.message)
+            return Unavailable(info.message)
         case ErrorCode.FAILED_PRECONDITION | ErrorCode.NOT_FOUND:
             return TransferFailed(info.message)
         case ErrorCode.INTERNAL:

@@ -14,6 +14,7 @@ Does not know how a worker is reached or chosen.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -80,8 +81,12 @@ class Registry(Protocol):
         """Those that take work."""
         ...
 
+    def absent_s(self, kind: WorkerKind) -> float:
+        """For how many seconds no worker of this pool has been known: 0 while one is, infinite if none ever was."""
+        ...
+
     def suspect(self, ref: WorkerRef) -> None:
-        """A connection to this worker broke: do not offer it until it announces again."""
+        """A connection to this worker broke, or it refuses work: do not offer it until it announces again."""
         ...
 
     def expire(self) -> None:
@@ -102,6 +107,7 @@ class EmbeddedRegistry:
         self._clock = clock
         self._workers: dict[str, Worker] = {}
         self._departed: dict[str, tuple[int, float]] = {}  # worker id → (epoch, when)
+        self._last_known: dict[WorkerKind, float] = {}  # when a worker of the pool went away
         self._listeners: list[Callable[[Change], None]] = []
 
     async def announce(self, info: WorkerInfo, load: WorkerLoad) -> float:
@@ -141,6 +147,10 @@ class EmbeddedRegistry:
             for w in self.workers(kind)
             if w.load.state is WorkerState.READY and w.heard_at >= oldest and not w.suspect
         )
+
+    def absent_s(self, kind: WorkerKind) -> float:
+        """See Registry."""
+        return 0.0 if self.workers(kind) else self._clock.now() - self._last_known.get(kind, -math.inf)
 
     def suspect(self, ref: WorkerRef) -> None:
         """See Registry."""
@@ -186,6 +196,7 @@ class EmbeddedRegistry:
     def _forget(self, worker: Worker, kind: ChangeKind) -> None:
         ref = worker.info.ref
         del self._workers[ref.worker_id]
+        self._last_known[worker.info.kind] = self._clock.now()
         if kind is ChangeKind.LEFT:
             self._departed[ref.worker_id] = (ref.epoch, self._clock.now())
         self._tell(kind, worker.info)

@@ -13,7 +13,7 @@ import grpc
 from grpc_status import rpc_status
 
 from contracts.clock import MonotonicClock
-from contracts.errors import DiptychError
+from contracts.errors import DiptychError, Draining
 from contracts.kv_layout import KVLayout
 from contracts.pb.diptych.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from contracts.request import FinishReason, GenerationRequest, TokenDelta, TokenLogprob
@@ -60,6 +60,8 @@ class Faults:
     die_after_first: int = 0
     handoff_failures: list[DiptychError] = field(default_factory=list)
     die_after_tokens: int | None = None
+    drain_after_tokens: int | None = None  # of each request, from then on
+    end_session_after_tokens: int | None = None  # in good order, without a word to who it carries
     skip_a_token: int = 0
     stall_before_handoff: bool = False
     commit_before_first: bool = False  # the other connection is quicker
@@ -177,6 +179,10 @@ class ScriptedPrefill(prefill_pb2_grpc.PrefillServicer):
         yield prefill_pb2.PrefillEvent(handed_off=done)
 
 
+class SessionEnd(TokenDelta):
+    """Ends the session when its turn comes."""
+
+
 class ScriptedDecode(decode_pb2_grpc.DecodeServicer):
     def __init__(self, worker: ScriptedWorker) -> None:
         self.worker, self.cluster, self.faults = worker, worker.cluster, worker.faults
@@ -206,6 +212,8 @@ class ScriptedDecode(decode_pb2_grpc.DecodeServicer):
         listener = asyncio.create_task(listen())
         try:
             while (delta := await outbox.get()) is not None:
+                if isinstance(delta, SessionEnd):
+                    return
                 yield decode_pb2.DecodeBatch(deltas=[delta_to_pb(delta)])
             await context.abort(grpc.StatusCode.UNAVAILABLE, "decode worker died")
         finally:
@@ -223,9 +231,17 @@ class ScriptedDecode(decode_pb2_grpc.DecodeServicer):
                 outbox.put_nowait(TokenDelta(ident, 0, finish_reason=FinishReason.ERROR, error=info))
                 return
             index = len(request.output_token_ids)
+            began = index
             while True:
                 await self.faults.hold.wait()
                 await asyncio.sleep(self.cluster.step_s)
+                if self.faults.drain_after_tokens == index - began:
+                    info = error_info(Draining(f"{self.worker.ref.worker_id} is about to stop"))
+                    outbox.put_nowait(TokenDelta(ident, 0, finish_reason=FinishReason.ERROR, error=info))
+                    return
+                if self.faults.end_session_after_tokens == index - began:
+                    outbox.put_nowait(SessionEnd(ident, 0))
+                    return
                 if self.faults.die_after_tokens is not None:
                     self.faults.die_after_tokens -= 1
                     if self.faults.die_after_tokens < 0:

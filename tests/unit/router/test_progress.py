@@ -5,18 +5,21 @@ import pytest
 from contracts.clock import VirtualClock
 from contracts.errors import (
     DeadlineExceeded,
+    Draining,
     ErrorCode,
     InternalError,
     InvalidRequest,
     NoRoom,
     Overloaded,
     RequestCancelled,
+    Unavailable,
     WorkerLost,
 )
 from contracts.request import ErrorInfo, FinishReason, TokenDelta
 from contracts.sampling import SamplingParams
 from contracts.wire import error_info
 from observability.stages import StageTimes
+from router.config import RetryConfig
 from router.exchange import Route
 from router.progress import Job, Progress, as_exception
 
@@ -31,7 +34,7 @@ JOB = Job(
 
 def progress(max_failures=2):
     clock = VirtualClock()
-    return Progress(JOB, clock, max_failures), clock
+    return Progress(JOB, clock, RetryConfig(max_failures=max_failures, max_worker_deaths=2)), clock
 
 
 async def test_the_next_attempt_goes_on_from_the_tokens_so_far():
@@ -62,7 +65,7 @@ def test_tokens_out_of_order_are_never_passed_on(index):
 @pytest.mark.parametrize("finish", [FinishReason.ABORT, FinishReason.ERROR])
 def test_an_attempt_that_ended_badly_is_no_end(finish):
     books, _ = progress()
-    with pytest.raises(WorkerLost):
+    with pytest.raises(Unavailable):
         books.accept(TokenDelta("a", 0, (), finish_reason=finish))
     with pytest.raises(Overloaded):
         books.accept(TokenDelta("a", 0, (), finish_reason=finish, error=error_info(NoRoom("full"))))
@@ -81,14 +84,33 @@ async def test_stages_of_all_attempts_add_up():
 
 
 @pytest.mark.parametrize(
-    "error", [WorkerLost("x"), InternalError("x"), Overloaded("x"), RequestCancelled("x"), NoRoom("x")]
+    "error", [Unavailable("x"), InternalError("x"), Overloaded("x"), RequestCancelled("x"), NoRoom("x")]
 )
 def test_the_budget(error):
     books, _ = progress(max_failures=2)
-    books.fail(error)
-    books.fail(error)
+    assert books.fail(error)
+    assert books.fail(error)
     with pytest.raises(type(error)):
         books.fail(error)
+
+
+def test_a_request_that_its_workers_die_of_is_given_up_and_says_so():
+    books, _ = progress(max_failures=6)
+    assert books.fail(WorkerLost("d-0: gone"))
+    assert books.fail(NoRoom("full"))
+    assert books.fail(Unavailable("cannot connect"))
+    assert books.fail(WorkerLost("d-1: gone"))
+    with pytest.raises(WorkerLost, match=r"given up: 3 workers went away .*; the last: d-2: gone"):
+        books.fail(WorkerLost("d-2: gone"))
+
+
+def test_workers_that_drain_cost_nothing_however_many():
+    books, _ = progress(max_failures=0)
+    for number in range(100):
+        assert not books.fail(Draining(f"d-{number} is about to stop"))
+    assert (books.num_moves, books.num_failures, books.num_worker_deaths) == (100, 0, 0)
+    with pytest.raises(InternalError):
+        books.fail(InternalError("the first failure is one too many"))
 
 
 @pytest.mark.parametrize("error", [InvalidRequest("f", 1, "must not"), DeadlineExceeded("late")])
@@ -102,6 +124,11 @@ def test_what_no_other_worker_can_mend(error):
 def test_every_code_has_an_exception_that_says_the_same(code):
     error = as_exception(ErrorInfo(code, "the words", True))
     assert "the words" in error.message
+    assert not isinstance(error, WorkerLost), "who says something is not lost"
+
+
+def test_that_a_worker_drains_survives_the_way_through_a_stream():
+    assert isinstance(as_exception(error_info(Draining("d-0 is about to stop"))), Draining)
 
 
 @pytest.mark.parametrize("value", ["9, tokens", 5, None, "x"])
