@@ -1,7 +1,9 @@
 """The CPU fast path of the small ops and of linear: what torch alone does best on a CPU.
 
 `linear` keeps its weight in oneDNN's own order: at few rows reading weights is all the time there is, and the plain order
-costs half of the bandwidth. Attention is in `kernels.cpu_attention`. Does not know models.
+costs half of the bandwidth. oneDNN compiles a kernel for every number of rows and keeps up to a thousand of them, half a
+megabyte and more each: prompts of all lengths made a worker grow by three quarters of a gigabyte. So rows come in few sizes.
+Attention is in `kernels.cpu_attention`. Does not know models.
 """
 
 from __future__ import annotations
@@ -12,6 +14,16 @@ from torch import Tensor
 # oneDNN chooses a weight order for a number of rows; one order serves decode (few) and prefill (many) equally well at 16,
 # while leaving it open picks, for float32, an order that halves prefill.
 _ROWS_HINT = 16
+
+
+def size_for(rows: int) -> int:
+    """At least `rows`: exact up to 32, above in 16 sizes for each doubling, so that less than a sixteenth is computed in vain."""
+    step = 1 << max(0, (rows - 1).bit_length() - 5)
+    return -(-rows // step) * step
+
+
+def _padded(x: Tensor, more: int) -> Tensor:
+    return torch.nn.functional.pad(x, (0, 0, 0, more))
 
 
 class PackedLinear:
@@ -25,6 +37,9 @@ class PackedLinear:
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """See `kernels.interface.Linear`."""
+        rows = len(x)
+        if more := size_for(rows) - rows:
+            return self(_padded(x, more), None if residual is None else _padded(residual, more))[:rows]
         if residual is None:
             y: Tensor = self._plain(x, self._weight, self._bias, "none", [], "")
         else:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.batch import Segment
+from kernels.cpu import size_for
 from kernels.dispatch import CPU, REFERENCE, Kernels, choose
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
@@ -33,7 +34,7 @@ def assert_near(found: Tensor, exact: Tensor) -> None:
     torch.testing.assert_close(found.double(), exact, atol=limit, rtol=limit)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 7, 33])
+@pytest.mark.parametrize("rows", [1, 2, 7, 33, 67])
 @pytest.mark.parametrize("shape", [(8, 8), (48, 40), (129, 65), (3, 17)])
 @pytest.mark.parametrize("bias", [False, True])
 def test_linear(ops: Kernels, dtype: torch.dtype, rows: int, shape: tuple[int, int], bias: bool) -> None:
@@ -47,6 +48,14 @@ def test_linear(ops: Kernels, dtype: torch.dtype, rows: int, shape: tuple[int, i
     assert_near(linear(x), exact)
     assert_near(linear(x, residual), exact + kept.double())
     assert torch.equal(residual, kept)
+
+
+def test_rows_come_in_few_sizes_and_little_is_computed_in_vain() -> None:
+    sizes = {rows: size_for(rows) for rows in range(1, 2049)}
+    assert all(rows <= size < rows * 17 / 16 for rows, size in sizes.items())
+    assert all(size == rows for rows, size in sizes.items() if rows <= 32)
+    assert all(size_for(size) == size for size in sizes.values())
+    assert len(set(sizes.values())) <= 32 + 6 * 16
 
 
 def test_linear_takes_rows_cut_out_of_a_larger_tensor(ops: Kernels, dtype: torch.dtype) -> None:
