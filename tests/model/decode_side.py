@@ -84,6 +84,8 @@ class DecodeSide:
             broken = broken or Promise.FENCED
         if hand.landed < self._bounds.need:
             broken = broken or Promise.WRITTEN
+        if hand.bad:
+            broken = broken or Promise.INTACT
         if hand.ended:
             broken = broken or Promise.GIVEN_UP
         step = step._replace(broken=broken)
@@ -99,6 +101,10 @@ class DecodeSide:
             broken = broken or Promise.FENCED
         if not hand.blocks or hand.blocks & shared.free:
             broken = broken or Promise.ONE_OWNER
+        found = hand.stale and hand.target is TargetState.RELEASED and hand.judged
+        shared = shared._replace(spoiled=shared.spoiled and not (found and self._rules.forgets_spoiled))
+        if found and shared.spoiled:
+            broken = broken or Promise.FORGOTTEN
         after = step._replace(
             hand=hand._replace(blocks=0), shared=shared._replace(free=shared.free | hand.blocks), broken=broken
         )
@@ -121,10 +127,14 @@ class DecodeSide:
                 yield from self.event(abort, TargetEvent.ABORTED)
             else:
                 yield abort._replace(hand=hand._replace(ended=True))
+        if not self._rules.knows_its_owner and hand.target in LEASED:
+            stranger = Step("Abort comes from another worker", hand, shared, broken=Promise.OWNED)
+            yield from self.event(stranger, TargetEvent.ABORTED)
         if Message.COMMIT in hand.sent and isinstance(hand.target, TargetState):
             fits = hand.key == hand.grant or not self._rules.ticket_names_its_grant
             if fits or hand.target is not TargetState.RESERVED:
-                yield from self.event(Step("Commit comes", hand, shared), TargetEvent.COMMIT)
+                looked = hand if self._rules.compares_when_quiesced else hand._replace(judged=hand.bad)
+                yield from self.event(Step("Commit comes", looked, shared), TargetEvent.COMMIT)
             if hand.target is TargetState.RESERVED:
                 yield from self.event(Step("Commit comes, its ticket does not fit", hand, shared), TargetEvent.REFUSED)
 
@@ -137,7 +147,15 @@ class DecodeSide:
         blocks = lowest(free, self._bounds.need)
         if blocks is None:
             return
-        asking = hand._replace(target=Before.ASKING, blocks=hand.blocks | blocks, landed=0, grant=hand.grant + 1)
+        asking = hand._replace(
+            target=Before.ASKING,
+            blocks=hand.blocks | blocks,
+            landed=0,
+            damaged=False,
+            stale=shared.spoiled,
+            judged=False,
+            grant=hand.grant + 1,
+        )
         yield Step("Reserve comes, the engine sets blocks aside", asking, shared._replace(free=shared.free & ~blocks))
 
     def _engine_answers(self, hand: Hand, shared: Shared) -> Step:
@@ -157,7 +175,11 @@ class DecodeSide:
             if may_enter(hand, self._rules):
                 yield Step("late bytes get into the window", hand._replace(late=Writing.INSIDE), shared)
         elif hand.late is Writing.INSIDE:
-            yield Step("late bytes land", hand._replace(late=Writing.NONE), shared, promised=True)
+            landed = hand._replace(late=Writing.NONE)
+            yield Step("late bytes land", landed, shared, promised=True)
+            if self._bounds.damage:
+                text = "late bytes land, of blocks that hold something else now"
+                yield Step(text, landed._replace(damaged=True), shared)
 
     def _winding_up(self, hand: Hand, shared: Shared) -> Iterator[Step]:
         """What happens once the windows are asked and nobody is inside; never, while a writer is stopped there."""
@@ -165,11 +187,18 @@ class DecodeSide:
         if not quiesced:
             return
         if hand.target is TargetState.RECEIVING:
-            good = Step("windows are quiesced, bytes are good", hand, shared, promised=True)
-            yield from self.event(good, TargetEvent.VERIFIED)
-            yield from self.event(Step("windows are quiesced, bytes are not good", hand, shared), TargetEvent.REFUSED)
+            yield from self._verdict(hand, shared)
         elif hand.target is not TargetState.RESERVED:
             yield from self.event(Step("windows are quiesced", hand, shared, promised=True), TargetEvent.QUIESCED)
+
+    def _verdict(self, hand: Hand, shared: Shared) -> Iterator[Step]:
+        """What the comparison says; it may also refuse what is good, a ticket without digests for instance."""
+        found = self._rules.compares and (hand.bad if self._rules.compares_when_quiesced else hand.judged)
+        refused = Step("windows are quiesced, bytes are not good", hand._replace(judged=found), shared, promised=found)
+        yield from self.event(refused, TargetEvent.REFUSED)
+        if not found:
+            good = Step("windows are quiesced, bytes are good", hand, shared, promised=True)
+            yield from self.event(good, TargetEvent.VERIFIED)
 
     def _time(self, hand: Hand, shared: Shared) -> Iterator[Step]:
         if hand.target in LEASED and self._rules.leases_end:

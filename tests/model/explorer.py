@@ -65,6 +65,7 @@ class Model:
 
     def __init__(self, rules: Rules, bounds: Bounds) -> None:
         self.bounds = bounds
+        self._rules = rules
         self._prefill = PrefillSide(rules, bounds)
         self._decode = DecodeSide(rules, bounds)
         self._shared: Numbers[Shared] = Numbers()
@@ -76,7 +77,8 @@ class Model:
     @property
     def start(self) -> State:
         shared = self._shared.of(Shared(prefill=1, decode=1, known=0, free=self.bounds.all_free))
-        return (shared, *(self._hands.of(Hand()) for _ in range(self.bounds.hands)))
+        places = range(self.bounds.hands)
+        return (shared, *(self._hands.of(Hand(place=place if self.bounds.chained else 0)) for place in places))
 
     @property
     def hands(self) -> list[Hand]:
@@ -136,11 +138,32 @@ class Model:
             again = self._state(shared._replace(prefill=shared.prefill + 1), hands)
             yield Move(f"prefill starts again: epoch {shared.prefill + 1}", again, False, (), None)
         if shared.decode < self.bounds.decode_lives:
-            fresh = Shared(shared.prefill, shared.decode + 1, 0, self.bounds.all_free)
+            fresh = shared._replace(decode=shared.decode + 1, known=0, free=self.bounds.all_free, spoiled=False)
             again = self._state(fresh, [forgotten(hand) for hand in hands])
             yield Move(f"decode starts again: epoch {fresh.decode}", again, False, (), None)
         for life in range(shared.known + 1, shared.prefill + 1):
             yield from self._hello(shared._replace(known=life), hands)
+        if self.bounds.damage and not shared.spoiled:
+            spoiled = self._state(shared._replace(spoiled=True), hands)
+            yield Move("a block of decode's prefix cache changes", spoiled, False, (), None)
+        if self.bounds.chained and shared.heard is Answer.NONE:
+            yield from self._router(shared, hands)
+
+    def _router(self, shared: Shared, hands: list[Hand]) -> Iterator[Move]:
+        """It aims at another target at any moment, and hears of outcomes at any later one."""
+        if shared.target + 1 < len(hands) and hands[shared.target].source is not None:
+            aims = self._state(shared._replace(target=shared.target + 1), hands)
+            yield Move(f"the router aims at h{shared.target + 1}", aims, False, (), None)
+        for hand in hands:
+            if hand.source_said is not Answer.TOKENS:
+                continue
+            believed = hand.place == shared.target or not self._rules.outcomes_name_their_handoff
+            heard = Answer.TOKENS if believed else Answer.ERROR  # the attempt fails, and is made again
+            lie = believed and hands[shared.target].source_said is not Answer.TOKENS
+            after = self._state(shared._replace(heard=heard), hands)
+            yield Move(
+                f"the router hears HandedOff of h{hand.place}", after, False, (), Promise.NO_LIE if lie else None
+            )
 
     def _hello(self, shared: Shared, hands: list[Hand]) -> Iterator[Move]:
         """A message of a newer life: what older ones have here ends."""
@@ -185,6 +208,9 @@ def forgotten(hand: Hand) -> Hand:
         ended=False,
         window=Window.NONE,
         landed=0,
+        damaged=False,
+        stale=False,
+        judged=False,
         blocks=0,
         target_said=Answer.NONE,
     )
@@ -199,6 +225,7 @@ class Explored:
     broken: Promise | None = None
     trace: list[str] = field(default_factory=list)
     answers: Counter[tuple[Answer, Answer]] = field(default_factory=Counter)
+    states: list[State] = field(default_factory=list)
 
     def story(self) -> str:
         """The counterexample, for people."""
@@ -236,6 +263,7 @@ def explore(model: Model) -> Explored:
             return _broken(model, found, problem, _way(states, came_from, at))
     if (stuck := _endless(promised)) is not None:
         return _broken(model, found, Promise.FREED, _way(states, came_from, stuck))
+    found.states = states
     for state in states:
         found.answers.update((hand.source_said, hand.target_said) for hand in model.look(state)[1])
     return found

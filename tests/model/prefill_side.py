@@ -20,8 +20,13 @@ class PrefillSide:
     def steps(self, hand: Hand, shared: Shared) -> Iterator[Step]:
         """Everything that may happen here next."""
         if hand.source is None:
-            begun = Hand(SourceState.COMPUTING, shared.prefill, shared.decode, held=True)
-            yield Step("prefill begins and sends Reserve", begun._replace(sent=frozenset({Message.RESERVE})), shared)
+            if self._may_begin(hand, shared):
+                begun = hand._replace(
+                    source=SourceState.COMPUTING, prefill=shared.prefill, decode=shared.decode, held=True
+                )
+                yield Step(
+                    "prefill begins and sends Reserve", begun._replace(sent=frozenset({Message.RESERVE})), shared
+                )
             return
         yield from self._answers(hand, shared)
         yield from self._endings(hand, shared)
@@ -37,7 +42,7 @@ class PrefillSide:
         if row is None:
             return step._replace(broken=Promise.IMPOSSIBLE)
         after, actions = row
-        broken = step.broken
+        shared, broken = step.shared, step.broken
         seen = Observation(hand.source, event, after, actions)
         hand = hand._replace(source=after)
         for action in actions:
@@ -47,7 +52,21 @@ class PrefillSide:
             elif action is SourceAction.GIVE_BACK:
                 hand, wrong = self._give_back(hand, event)
                 broken = broken or wrong
-        return step._replace(hand=hand, seen=seen, broken=broken)
+                if self._bounds.chained:
+                    shared, wrong = self._turn(hand, shared)
+                    broken = broken or wrong
+        return step._replace(hand=hand, shared=shared, seen=seen, broken=broken)
+
+    def _may_begin(self, hand: Hand, shared: Shared) -> bool:
+        if not self._bounds.chained:
+            return True
+        return hand.place <= shared.target and (hand.place == shared.turn or not self._rules.next_waits_for_its_turn)
+
+    def _turn(self, hand: Hand, shared: Shared) -> tuple[Shared, Promise | None]:
+        """The source blocks are free for the next target, unless this one has taken the request over."""
+        if hand.source_said is Answer.ERROR:
+            return shared._replace(turn=max(shared.turn, hand.place + 1)), None
+        return shared._replace(num_taken=shared.num_taken + 1), Promise.ONCE if shared.num_taken else None
 
     def _give_back(self, hand: Hand, event: SourceEvent) -> tuple[Hand, Promise | None]:
         said = Answer.TOKENS if event is SourceEvent.COMMITTED else Answer.ERROR
@@ -77,7 +96,10 @@ class PrefillSide:
             if self._rules.gives_up:
                 yield self.event(Step("prefill gives up", hand, shared, promised=True), SourceEvent.FAILED)
             left = hand._replace(cancelled=True)
-            yield self.event(Step("the client leaves", left, shared), SourceEvent.ABORTED)
+            if not self._bounds.chained:
+                yield self.event(Step("the client leaves", left, shared), SourceEvent.ABORTED)
+            elif shared.target > hand.place:
+                yield self.event(Step("another target comes", left, shared), SourceEvent.ABORTED)
         elif hand.writing is Writing.NONE or not self._rules.waits_for_own_write:
             text = "prefill's write is over"
             yield self.event(Step(text, hand, shared, promised=True), SourceEvent.QUIESCED)
@@ -99,6 +121,8 @@ class PrefillSide:
         else:
             landed = idle._replace(landed=max(hand.landed, hand.written + 1), written=hand.written + 1)
             yield Step("the write lands", landed, shared, promised=True)
+            if self._bounds.damage:
+                yield Step("the write lands, its bytes have changed on the way", landed._replace(damaged=True), shared)
             if hand.late is Writing.NONE:
                 copied = landed._replace(late=Writing.UNDER_WAY)
                 yield Step("the write lands, a copy of it is still under way", copied, shared)

@@ -19,18 +19,27 @@ ONE = Bounds(prefill_lives=2, decode_lives=2)
 CONTENDING = Bounds(hands=2, need=2, prefill_lives=2)  # room for one at a time: blocks change hands
 SIDE_BY_SIDE = Bounds(hands=2, need=1)
 FORGETFUL = Bounds(need=1, prefill_lives=2, grants=2)  # more ended since than can be remembered
+DAMAGING = Bounds(need=1, decode_lives=2, damage=True)
+CHAINED = Bounds(hands=2, need=1, chained=True)
 WORLDS = {
     "one hand-off, both workers start again": ONE,
     "two hand-offs, room for one, prefill starts again": CONTENDING,
     "two hand-offs, room for one, decode starts again": Bounds(hands=2, need=2, decode_lives=2),
     "two hand-offs side by side": SIDE_BY_SIDE,
     "one hand-off, forgotten and asked for again": FORGETFUL,
+    "one hand-off, bytes that change": DAMAGING,
+    "one request, aimed at two targets": CHAINED,
 }
 
 
 @cache
 def walk(name):
     model = Model(Rules(), WORLDS[name])
+    return explore(model), model
+
+
+def explored(bounds):
+    model = Model(Rules(), bounds)
     return explore(model), model
 
 
@@ -60,6 +69,25 @@ def test_the_walk_sees_a_writer_inside(state):
     """It may stay there for ever: whatever else happens, the blocks are not freed before it has left."""
     _, model = walk("one hand-off, both workers start again")
     assert any(hand.target is state and hand.inside for hand in model.hands)
+
+
+def test_the_walk_sees_damage_that_is_found():
+    """And never one that is not: see the promise INTACT. What was found is refused, and the client's answer comes otherwise."""
+    _, model = walk("one hand-off, bytes that change")
+    found = [hand for hand in model.hands if hand.bad and hand.judged and hand.target is T.RELEASED]
+    assert {(hand.damaged, hand.stale) for hand in found} == {(True, False), (False, True), (True, True)}
+    assert {hand.target_said for hand in found} == {Answer.ERROR}
+
+
+def test_the_walk_sees_another_push_after_damage_and_outcomes_that_cross_with_another_target():
+    found, model = explored(replace(CHAINED, damage=True, blocks=1))
+    print(f"{found.num_states} states")
+    assert found.broken is None, found.story()
+    worlds = [model.look(state) for state in found.states]
+    assert any(h[0].damaged and h[1].source_said is Answer.TOKENS for _, h in worlds), "the next push went well"
+    crossed = [s for s, h in worlds if s.heard is Answer.ERROR]
+    assert crossed, "the first target was taken over when the router aimed at the second"
+    assert {shared.num_taken for shared, _ in worlds} == {0, 1}
 
 
 def test_the_model_walks_the_tables_of_the_product():
@@ -155,12 +183,40 @@ MUTATIONS = {
     "grants without a second look": (Rules(looks_again_after_asking=False), Promise.STALE),
     "a ticket redeems any grant": (Rules(ticket_names_its_grant=False), Promise.WRITTEN),
     "room again for what runs": (Rules(refuses_what_runs=False), Promise.ONE_ANSWER),
+    "a worker is obeyed to which the hand-off does not belong": (Rules(knows_its_owner=False), Promise.OWNED),
+    # Integrity
+    "adopted without a comparison": (Rules(compares=False), Promise.INTACT),
+    "compared while it can still be written": (Rules(compares_when_quiesced=False), Promise.INTACT),
+    "compared after it is adopted": (
+        Rules(
+            target=target_rows(RESERVED__COMMIT=(T.ADOPTED, (TA.CLOSE_WINDOWS, TA.ADOPT)), ADOPTED__REFUSED=DRAINING)
+        ),
+        Promise.INTACT,
+    ),
+    "a spoiled block stays in the prefix cache": (Rules(forgets_spoiled=False), Promise.FORGOTTEN),
+    # Another target
+    "the next target is begun at once": (Rules(next_waits_for_its_turn=False), Promise.ONCE),
+    "the outcome of an older target is taken for the new one's": (
+        Rules(outcomes_name_their_handoff=False),
+        Promise.NO_LIE,
+    ),
+    "what another target has replaced goes on": (
+        Rules(source=source_rows(SENDING__ABORTED=(S.SENDING, ()), COMPUTING__ABORTED=(S.COMPUTING, ()))),
+        Promise.GIVEN_UP,
+    ),
     "the pool gives a block to two": (Rules(gives_free_blocks=False), Promise.ONE_OWNER),
 }
 WHERE = {
     "the pool gives a block to two": CONTENDING,
     "a ticket redeems any grant": FORGETFUL,
     "room again for what runs": FORGETFUL,
+    "adopted without a comparison": DAMAGING,
+    "compared while it can still be written": DAMAGING,
+    "compared after it is adopted": DAMAGING,
+    "a spoiled block stays in the prefix cache": DAMAGING,
+    "the next target is begun at once": CHAINED,
+    "the outcome of an older target is taken for the new one's": CHAINED,
+    "what another target has replaced goes on": CHAINED,
 }
 
 

@@ -29,7 +29,20 @@ def random_fault(draw):
 
 def random_operation(draw):
     name = draw.choice(
-        ["go", "go", "go", "finish", "finish", "tick", "tick", "turns", "abort", "stray_abort", "stranger_abort", "cancel"]
+        [
+            "go",
+            "go",
+            "go",
+            "finish",
+            "finish",
+            "tick",
+            "tick",
+            "turns",
+            "abort",
+            "stray_abort",
+            "stranger_abort",
+            "cancel",
+        ]
     )
     if name == "tick":
         return name, draw.choice([0.0, 0.05, 0.5, 1.0, 4.0])

@@ -1,12 +1,13 @@
 """The hand-off as a model: what a state is, what may be changed about the rules, and what breaks a promise.
 
     Shared: lives of both workers, free blocks        Hand: one hand-off: prefill side, network, decode side
+            what the router wants, where hand-offs are the targets of one request, one after another
 
 The states of both sides and what they do about events are the product's own tables (`kv_transfer.handoff`). What `sender.py`,
 `incoming.py` and `receiver.py` add to them, when an event happens at all, is in `Rules`, one line each, so that a test can
 take one away. More may happen here than can in the product: time is left out (a lease may run out, a sender may give up at
 any moment), every message may be lost, may overtake, and may come again for ever, and a worker that has a new life goes on
-in its old one, too, or stops at any step.
+in its old one, too, or stops at any step. Which bytes are in a block is one question: are they those that were sent?
 """
 
 from __future__ import annotations
@@ -40,6 +41,10 @@ class Promise(StrEnum):
     STALE = "a stale epoch is obeyed"
     WRITTEN = "the engine goes on with bytes that were never written"
     GIVEN_UP = "what was given up goes on all the same"
+    INTACT = "the engine goes on with bytes that are not those that were sent"
+    FORGOTTEN = "a cached block that is known to be spoiled is found again"
+    OWNED = "a worker to which the hand-off does not belong is obeyed"
+    ONCE = "one prompt is handed over twice"
     SOURCE_READ = "a write reads source blocks that have been given back"
     IMPOSSIBLE = "a pair of state and event that the table does not know"
 
@@ -91,11 +96,18 @@ class Shared(NamedTuple):
     decode: int
     known: int  # the newest life of the prefill worker that decode has seen
     free: int
+    spoiled: bool = False  # a block in decode's prefix cache has changed
+    # Where the hand-offs are one request's, by their places
+    target: int = 0  # the one that the router wants
+    turn: int = 0  # the one that may begin: those before it have given the source blocks back, uncommitted
+    num_taken: int = 0  # of those that prefill says were taken over
+    heard: Answer = Answer.NONE  # what the router makes of it
 
 
 class Hand(NamedTuple):
     """One hand-off, from both sides."""
 
+    place: int = 0  # among the targets of one request
     source: SourceState | None = None  # None: not begun
     prefill: int = 0  # the lives that it is between
     decode: int = 0
@@ -113,8 +125,16 @@ class Hand(NamedTuple):
     ended: bool = False  # an abort or another end came before adoption
     window: Window = Window.NONE
     landed: int = 0
+    damaged: bool = False  # some of what landed is not what was sent, or is not what is sent now
+    stale: bool = False  # shares a spoiled block of the prefix cache
+    judged: bool = False  # what an early comparison found, where a broken rule makes one
     blocks: int = 0  # leased or the engine's, as bits
     target_said: Answer = Answer.NONE
+
+    @property
+    def bad(self) -> bool:
+        """Whether a comparison of all its blocks finds something."""
+        return self.damaged or self.stale
 
     @property
     def inside(self) -> bool:
@@ -166,6 +186,8 @@ class Rules:
     gives_up: bool = True  # no answer, no room, a lost lease: it fails by itself; a deadline: its owner aborts it
     commits_after_last_write: bool = True
     waits_for_acknowledgement: bool = True
+    next_waits_for_its_turn: bool = True  # another target: first the hand-off before is quiesced, and not committed
+    outcomes_name_their_handoff: bool = True  # the router's: one that crosses with a new target is not taken for its
     waits_for_own_write: bool = True  # before it counts as quiesced
     # connector.py
     windows_fence: bool = True  # no write begins but in an open window
@@ -173,10 +195,14 @@ class Rules:
     leases_end: bool = True
     waits_for_writers: bool = True  # before it adopts or releases
     ticket_names_its_grant: bool = True
+    compares: bool = True  # the bytes with the ticket's digests, the cached ones with their seals; before it adopts
+    compares_when_quiesced: bool = True  # not before
+    forgets_spoiled: bool = True
     # receiver.py, memory.py
     refuses_stale_lives: bool = True
     ends_older_lives: bool = True
     looks_again_after_asking: bool = True
+    knows_its_owner: bool = True
     # the pool
     gives_free_blocks: bool = True
     refuses_what_runs: bool = True  # an id that the engine goes on with gets no room again
@@ -184,7 +210,10 @@ class Rules:
 
 @dataclass(frozen=True)
 class Bounds:
-    """How small the world is. `need`: blocks of each hand-off. With `grants` over 1, ended hand-offs may be forgotten."""
+    """How small the world is. `need`: blocks of each hand-off. With `grants` over 1, ended hand-offs may be forgotten.
+
+    `damage`: bytes may change on their way and in the cache. `chained`: the hand-offs are the targets of one request.
+    """
 
     hands: int = 1
     blocks: int = 2
@@ -192,6 +221,8 @@ class Bounds:
     prefill_lives: int = 1
     decode_lives: int = 1
     grants: int = 1
+    damage: bool = False
+    chained: bool = False
 
     @property
     def all_free(self) -> int:
