@@ -192,18 +192,14 @@ class Sender:
             timer.cancel()
             await until_done(timer)
 
-    def _limit_s(self) -> float:
-        limit_s, left_s = self._config.max_handoff_s, self._facts.time_left_s
-        return limit_s if left_s is None else min(limit_s, left_s)
-
     async def _time_out(self) -> None:
-        limit_s = self._limit_s()
+        limit_s = _limit_s(self._config, self._facts)
         await self._clock.sleep(limit_s)
         self._give_up(DeadlineExceeded(f"hand-off {self._facts.handoff_id}: not ended within {limit_s:g} s"))
 
     async def _hand_off(self, result: asyncio.Future[PrefillResult]) -> HandoffStats:
         # Asking ends before the whole time does, so that it is said what was missing: room, or an answer.
-        deadline = self._clock.now() + min(self._config.reserve_timeout_s, self._limit_s())
+        deadline = self._clock.now() + min(self._config.reserve_timeout_s, _limit_s(self._config, self._facts))
         link = await self._asker.until_answer(lambda: self._links.get(self._peer, self._facts.decode), deadline)
         facts = self._facts
         request = ReserveRequest(
@@ -244,3 +240,8 @@ class Sender:
             first_token_logprob=result.first_token_logprob,
             stages=stages,
         )
+
+
+def _limit_s(config: SenderConfig, facts: HandoffFacts) -> float:
+    """How long the whole hand-off may take."""
+    return config.max_handoff_s if facts.time_left_s is None else min(config.max_handoff_s, facts.time_left_s)
