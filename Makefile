@@ -3,9 +3,12 @@ PYTHON ?= python3
 BIN    := .venv/bin
 PROTO  := .venv-proto/bin
 MODEL  ?= smollm2-135m-instruct
+MINUTES   ?= 20
+CONNECTOR ?= shm
+SEED      ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check coverage up bench model proto proto-check env clean
+.PHONY: help demo test soak check coverage up bench model proto proto-check env clean
 
 help:            ## show this menu
 	@grep -hE '^[a-z-]+: .*##|^[a-z-]+:  +##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -15,6 +18,9 @@ demo: env        ## set up, fetch a real model, serve it from two pools, ask it 
 
 test: env        ## pass the tests
 	$(BIN)/pytest
+
+soak: env        ## MINUTES=20: a real cluster under load while workers are killed and stopped and clients leave
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED) --connector $(CONNECTOR)
 
 check: env proto-check  ## format, lint, types, import floors, architecture, generated code, coverage of the core
 	$(BIN)/ruff format --check .

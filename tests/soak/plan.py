@@ -92,7 +92,7 @@ def questions(seed: int, count: int, vocab_size: int, longest: int) -> tuple[Que
         made.append(
             Question(
                 prompt=prompt,
-                max_tokens=rng.choice((1, 2, 8, 24, 24, 48, 96)),
+                max_tokens=rng.choice((1, 2, 8, 24, 48, 96, 160)),
                 seed=rng.randrange(2**31) if seeded else None,
                 n=2 if seeded and rng.random() < 0.25 else 1,
                 stop=(rng.choice(STOPS),) if rng.random() < 0.25 else (),

@@ -66,7 +66,7 @@ def footprint_of(pid: int) -> Footprint | None:
     """Everything; some milliseconds. None when it has gone."""
     memory = memory_of(pid)
     try:
-        links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in _listed(f"/proc/{pid}/fd") if fd]
+        links = _links(f"/proc/{pid}/fd")
         maps = Path(f"/proc/{pid}/maps").read_text()
     except GONE:
         return None
@@ -84,8 +84,13 @@ def footprint_of(pid: int) -> Footprint | None:
     )
 
 
-def _listed(folder: str) -> list[str]:
-    return os.listdir(folder)
+def _links(folder: str) -> list[str]:
+    """What each descriptor is; one that is closed while we look is none."""
+    links = []
+    for fd in os.listdir(folder):
+        with suppress(FileNotFoundError):
+            links.append(os.readlink(f"{folder}/{fd}"))
+    return links
 
 
 def _kind(link: str) -> str:
