@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from contracts.clock import Clock
 from contracts.errors import DeadlineExceeded, DiptychError, Draining, InternalError, Unavailable, WorkerLost
@@ -102,7 +103,12 @@ class Alone:
         alarms = Alarms(self._means.clock, inbox, self._means.halt)
         request = self._progress.request(self._means.new_id())
         session = self._means.pools.session(self._decode.ref)
-        claim = Claim(self._means.pools, self._decode.ref, request.num_tokens)
+        claim = Claim(
+            self._means.pools,
+            self._decode.ref,
+            request.num_tokens,
+            lambda error: inbox.put_nowait(DecodeLost(request.request_id, error)),
+        )
         try:
             alarms.set(self._progress.time_left_s, _deadline())
             session.generate(request, inbox)
@@ -148,7 +154,12 @@ class HandOver:
     async def deltas(self) -> AsyncGenerator[TokenDelta, None]:
         """See the module."""
         request = self._progress.request(self._means.new_id())
-        claim = Claim(self._means.pools, self._prefill.ref, request.num_tokens)
+        claim = Claim(
+            self._means.pools,
+            self._prefill.ref,
+            request.num_tokens,
+            lambda error: self._inbox.put_nowait(PrefillEnded(error)),
+        )
         try:
             self._alarms.set(self._progress.time_left_s, _deadline())
             self._attach()
@@ -288,7 +299,8 @@ class HandOver:
     def _attach(self) -> None:
         ref = self._target.decode
         session = self._means.pools.session(ref)
-        self._decode_claim = Claim(self._means.pools, ref, 0)
+        lost = partial(DecodeLost, self._target.handoff_id)
+        self._decode_claim = Claim(self._means.pools, ref, 0, lambda error: self._inbox.put_nowait(lost(error)))
         session.attach(self._target.handoff_id, self._progress.time_left_s, self._inbox)
         self._progress.at[WorkerKind.DECODE] = ref
 

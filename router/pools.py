@@ -10,11 +10,12 @@ Does not know policies or requests.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import grpc
 
-from contracts.errors import Unavailable
+from contracts.errors import DiptychError, Unavailable
 from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
 from observability.log import get_logger
 from router.legs import DecodeSession, Inbox, PrefillLeg
@@ -38,14 +39,28 @@ class _Peer:
 
 
 class Claim:
-    """Says that one request burdens a worker, until `release`; by `num_tokens` until `computed`. Both are idempotent."""
+    """Says that one request burdens a worker, until `release`; by `num_tokens` until `computed`. Both are idempotent.
 
-    def __init__(self, pools: Pools, ref: WorkerRef, num_tokens: int) -> None:
+    `on_stall`, if given, hears once that the worker does not move and another would take the request.
+    """
+
+    def __init__(
+        self, pools: Pools, ref: WorkerRef, num_tokens: int, on_stall: Callable[[DiptychError], None] | None = None
+    ) -> None:
         self._pools = pools
         self._ref = ref
         self._num_tokens = num_tokens
+        self._on_stall = on_stall
         self._held = True
         pools.burden(ref, 1, num_tokens)
+        pools.claims.setdefault(ref, set()).add(self)
+
+    def stalled(self, error: DiptychError) -> bool:
+        """Tell whoever listens, the first time; whether anybody was told."""
+        on_stall, self._on_stall = self._on_stall, None
+        if on_stall is not None:
+            on_stall(error)
+        return on_stall is not None
 
     def computed(self) -> None:
         """The prompt's tokens are no work any more."""
@@ -59,10 +74,14 @@ class Claim:
             self._held = False
             num_tokens, self._num_tokens = self._num_tokens, 0
             self._pools.burden(self._ref, -1, -num_tokens)
+            claims = self._pools.claims[self._ref]
+            claims.discard(self)
+            if not claims:
+                del self._pools.claims[self._ref]
 
 
 class Pools:
-    """Owns the channels and sessions to all workers of the registry; `close` gives them back."""
+    """Owns the channels and sessions to all workers of the registry; `close` gives them back. `claims` are who has what."""
 
     def __init__(self, registry: Registry, config: ChannelConfig, opener: ChannelOpener = open_channel) -> None:
         """`opener` makes the channel to each worker."""
@@ -71,6 +90,7 @@ class Pools:
         self._opener = opener
         self._peers: dict[WorkerRef, _Peer] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self.claims: dict[WorkerRef, set[Claim]] = {}
         registry.subscribe(self._on_change)
 
     def candidates(self, kind: WorkerKind) -> tuple[Candidate, ...]:

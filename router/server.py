@@ -35,6 +35,7 @@ from router.pairs import PairBook
 from router.policies import make_policy
 from router.pools import Pools
 from router.registry import EmbeddedRegistry
+from router.relief import relieve
 from router.service import Inference
 from rpc.server import RpcServer, join_address
 
@@ -123,9 +124,10 @@ class RouterServer:
         await self._pools.close()
 
     async def _keep_house(self) -> None:
-        """Forget silent workers, and let gRPC health follow whether a request can be served."""
+        """Forget silent workers, move requests away from stalled ones, let gRPC health follow whether one can be served."""
         while True:
             self._registry.expire()
+            relieve(self._registry, self._pools)
             await self._grpc.set_serving(self._health.report().servable)
             await self._clock.sleep(min(self._config.registry.ttl_s / _EXPIRY_CHECKS_PER_TTL, _HEALTH_CHECK_S))
 

@@ -6,6 +6,7 @@ import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from contracts.clock import MonotonicClock
@@ -158,3 +159,64 @@ async def test_a_worker_that_falls_silent_is_left_out_before_it_is_lost(tmp_path
         await until(partial(ready, running, 0))
         assert time.monotonic() - began < 5.0, "half of the time for which it is believed"
         assert "no decode worker is ready (1 silent)" in (await running.http.get("/health")).json()["missing"]
+
+
+STALLED = WorkerLoad(state=WorkerState.STALLED)
+
+
+def held(pool):
+    """The worker of a pool that has a request and does not go on with it."""
+    return next((worker for worker in pool if worker.running), None)
+
+
+@pytest.mark.parametrize(
+    ("stuck", "num_prefill", "num_decode", "route"),
+    [
+        ("decode", 0, 2, "colocated"),
+        ("decode", 1, 2, "disaggregated"),
+        ("prefill", 2, 1, "disaggregated"),
+        ("prefill", 1, 1, "colocated"),
+    ],
+)
+async def test_requests_leave_a_worker_that_is_stalled(tmp_path, stuck, num_prefill, num_decode, route):
+    async with running_router(router_config(tmp_path)) as running:
+        pools_of = dict(zip(("prefill", "decode"), await running.cluster.pools(num_prefill, num_decode), strict=True))
+        expected = (await tokens(running))["choices"][0]["token_ids"]
+        pool = pools_of[stuck]
+        running.cluster.step_s = 0.01
+        if stuck == "decode":  # after some tokens
+            asking = asyncio.create_task(tokens(running, diptych={"stages": True}))
+            await until(lambda: held(pool))
+            await asyncio.sleep(0.05)
+        for worker in pool:
+            worker.faults.hold.clear()
+        if stuck == "prefill":
+            asking = asyncio.create_task(tokens(running, diptych={"stages": True}))
+            await until(lambda: held(pool))
+        lazy = held(pool)
+        for worker in pool:
+            if worker is not lazy:
+                worker.faults.hold.set()
+        lazy.load = STALLED
+        answer = await asyncio.wait_for(asking, 10)
+        assert answer["choices"][0]["token_ids"] == expected
+        assert answer["diptych"]["route"] == route
+        await until(lambda: not lazy.running)
+        assert lazy.cancelled, "it is told, for when it moves again"
+
+
+async def test_requests_stay_on_a_stalled_worker_where_no_other_would_take_them(tmp_path):
+    async with running_router(router_config(tmp_path)) as running:
+        _, (only,) = await running.cluster.pools(0, 1)
+        only.faults.hold.clear()
+        asking = asyncio.create_task(tokens(running))
+        await until(lambda: only.running)
+        only.load = STALLED
+        await until(partial(ready, running, 0))
+        await asyncio.sleep(1.2)  # two looks of the router
+        assert only.running
+        assert not only.cancelled
+        only.load = WorkerLoad()
+        only.faults.hold.set()
+        assert len((await asking)["choices"][0]["token_ids"]) == 24
+        assert len(only.seen) == 1, "it was not begun again"
