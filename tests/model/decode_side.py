@@ -203,8 +203,7 @@ class DecodeSide:
     def _time(self, hand: Hand, shared: Shared) -> Iterator[Step]:
         if hand.target in LEASED and self._rules.leases_end:
             yield from self.event(Step("the lease runs out", hand, shared, promised=True), TargetEvent.EXPIRED)
-        if hand.target in (*LEASED, TargetState.DRAINING):
-            yield from self.event(Step("decode gives up by itself", hand, shared), TargetEvent.ABORTED)
+        yield from self.event(Step("decode gives up by itself, or too late", hand, shared), TargetEvent.ABORTED)
 
     def _finished(self, hand: Hand, shared: Shared) -> Step:
         said = hand.target_said if hand.target is TargetState.ADOPTED else Answer.NONE

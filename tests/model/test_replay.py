@@ -29,20 +29,7 @@ def random_fault(draw):
 
 def random_operation(draw):
     name = draw.choice(
-        [
-            "go",
-            "go",
-            "go",
-            "finish",
-            "finish",
-            "tick",
-            "tick",
-            "turns",
-            "abort",
-            "stray_abort",
-            "stranger_abort",
-            "cancel",
-        ]
+        [*["go", "finish", "tick"] * 3, "turns", "retarget", "abort", "stray_abort", "stranger_abort", "cancel"]
     )
     if name == "tick":
         return name, draw.choice([0.0, 0.05, 0.5, 1.0, 4.0])
@@ -103,6 +90,16 @@ def test_the_recorded_ones_take_most_ways(recorded):
         TargetState.ADOPTED,
     }
     assert {event for _, event in walked} >= {*SourceEvent, *TargetEvent} - {TargetEvent.REFUSED}
+
+
+def test_targets_that_change_are_among_them():
+    went_well = 0
+    for seed in range(NUM_PLAYS):
+        traces = record(seed)
+        committed = {name for name, trace in traces.items() if any(s.event is SourceEvent.COMMITTED for s in trace)}
+        assert len({name.split(".")[0] for name in committed}) == len(committed), "handed over twice"
+        went_well += sum("." in name for name in committed)
+    assert went_well >= 10
 
 
 def adopted(recorded):

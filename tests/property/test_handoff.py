@@ -6,7 +6,7 @@ leaks; every hand-off ends with exactly one outcome; adopted blocks have the rig
 
 import asyncio
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -258,8 +258,12 @@ class World:
         self.new_life()
         self.senders = {}
         self.owners = {}
+        self.left = set()  # whose client has left: no other target is begun
+        self.scribbled = set()  # whose source blocks are used for something else
         self.endings = {}
         self.computed = {}
+        self.names = {}  # the hand-off ids of each, in the order in which they were begun
+        self.turning = {}  # another target has come, the hand-off before is being given up
 
     def fault(self, index):
         return self.faults.pop() if self.faults else WriteFault()
@@ -284,17 +288,38 @@ class World:
             region.buffer[block * BLOCK : (block + 1) * BLOCK] = pattern(who, index)
         num_tokens = (SOURCE_BLOCKS - 1) * LAYOUT.block_size + 1 + who % LAYOUT.block_size
         hashes = (b"known", b"b", b"c") if who % 2 else (b"a", b"b", b"c")
+        self.names[who] = [f"h{who}"]
         facts = HandoffFacts(f"h{who}", self.decode_ref, num_tokens, hashes)
-        peer = LossyPeer(self.receiver, self.clock, self.fates, self.background)
-        self.senders[who] = (Sender(facts, peer, links, SEND), region, num_tokens)
-        self.computed[who] = 0
         self.owners[who] = links.side.ref
-        self.senders[who][0].start()
+        self.computed[who] = 0
+        self.begin(who, facts, (links, region))
+
+    def begin(self, who, facts, memory):
+        links, _ = memory
+        peer = LossyPeer(self.receiver, self.clock, self.fates, self.background)
+        sender = Sender(facts, peer, links, SEND)
+        self.senders[who] = (sender, facts, memory)
+        sender.start()
+        sender.advance(self.computed[who], self.blocks(who))
+
+    def retarget(self, who):
+        """The router aims at another target, whatever the hand-off does; a run on a prefill worker does it in this order."""
+        if who in self.senders and who not in self.turning and who not in self.left:
+            self.turning[who] = asyncio.ensure_future(self._retarget(who))
+
+    async def _retarget(self, who):
+        sender, facts, memory = self.senders[who]
+        await sender.abort("another target")
+        if not sender.committed and who not in self.left and who not in self.scribbled:
+            name = f"h{who}.{len(self.names[who])}"
+            self.names[who].append(name)
+            self.begin(who, replace(facts, handoff_id=name), memory)
+        del self.turning[who]
 
     def advance(self, who, num_tokens):
         if who in self.senders and who not in self.endings:
-            sender, _, total = self.senders[who]
-            self.computed[who] = min(total, self.computed[who] + num_tokens)
+            sender, facts, _ = self.senders[who]
+            self.computed[who] = min(facts.num_tokens, self.computed[who] + num_tokens)
             sender.advance(self.computed[who], self.blocks(who))
 
     def finish(self, who):
@@ -314,6 +339,7 @@ class World:
 
     def abort(self, who):
         if who in self.senders:
+            self.left.add(who)
             self.background.append(asyncio.ensure_future(self._abort(who)))
 
     def stray_abort(self, who):
@@ -329,27 +355,45 @@ class World:
     async def _stray_abort(self, who, prefill):
         before = self.receiver.counts()
         try:
-            await self.receiver.abort(AbortRequest(f"h{who}", prefill, self.decode_ref, "stray"))
+            await self.receiver.abort(AbortRequest(self.names[who][-1], prefill, self.decode_ref, "stray"))
         except HandoffError:  # another's, or of an older life
             assert self.receiver.counts() == before
 
     async def _finish(self, who):
-        sender, region, num_tokens = self.senders[who]
-        request = GenerationRequest("user", (who,) * num_tokens, SamplingParams(), (9,))
+        result = None
+        try:
+            while result is None:
+                result = await self._finish_one(who)
+        except asyncio.CancelledError as error:
+            result = error
+        self.scribble(who)
+        return result
+
+    async def _finish_one(self, who):
+        """How the hand-off under way ends; None when it is given up for another target, which is under way then."""
+        if who in self.turning:
+            await asyncio.shield(self.turning[who])
+        sender, facts, _ = self.senders[who]
+        request = GenerationRequest("user", (who,) * facts.num_tokens, SamplingParams(), (9,))
         try:
             return await sender.finish(PrefillResult(request, self.blocks(who)))
-        except (DiptychError, asyncio.CancelledError) as error:
-            return error
-        finally:
-            self.scribble(who, sender, region)
+        except DiptychError as error:
+            if who in self.turning:
+                await asyncio.shield(self.turning[who])
+            return error if self.senders[who][0] is sender else None
 
     async def _abort(self, who):
-        sender, region, _ = self.senders[who]
-        await sender.abort("test")
-        self.scribble(who, sender, region)
+        if who in self.turning:
+            await asyncio.shield(self.turning[who])
+        await self.senders[who][0].abort("test")
+        self.scribble(who)
 
-    def scribble(self, who, sender, region):
+    def scribble(self, who):
         """The source blocks are the caller's again: it uses them for something else at once."""
+        if who in self.turning:  # a client that left while the target changed: what is being given up still reads them
+            return
+        self.scribbled.add(who)
+        sender, _, (_, region) = self.senders[who]
         assert sender.state is SourceState.RELEASED
         for block in self.blocks(who):
             region.buffer[block * BLOCK : (block + 1) * BLOCK] = bytes([REUSED]) * BLOCK
@@ -375,7 +419,7 @@ class World:
         assert sorted(self.outcomes.adopted) == sorted(self.pool.adopted)
         for who, ending in self.endings.items():
             if not ending.cancelled() and not isinstance(ending.result(), BaseException):
-                assert f"h{who}" in self.pool.adopted, "the sender says committed, the engine has nothing"
+                assert self.names[who][-1] in self.pool.adopted, "the sender says committed, the engine has nothing"
         assert not self.receiver.counts()
         assert self.pool.num_leased == 0
         assert not self.target.writable()
@@ -413,6 +457,7 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("abort"), WHO),
     st.tuples(st.just("stray_abort"), WHO),
     st.tuples(st.just("stranger_abort"), WHO),
+    st.tuples(st.just("retarget"), WHO),
     st.tuples(st.just("cancel"), WHO),
     st.tuples(st.just("new_life")),
     st.tuples(st.just("tick"), st.sampled_from([0.0, 0.0, 0.05, 0.5, 1.0, 4.0])),
