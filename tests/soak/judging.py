@@ -29,9 +29,16 @@ class Flat:
     and does so faster than `mib_per_min`.
     """
 
-    life_s: float = 75.0
-    gain_mib: float = 4.0
+    life_s: float
+    gain_mib: float
     mib_per_min: float = 0.5
+
+    def broken_by(self, life: Life) -> bool:
+        """Whether this life is long enough to be judged, and not flat."""
+        if life.length_s < self.life_s:
+            return False
+        gain_mib, slope = life.second_half()
+        return gain_mib > self.gain_mib and slope > self.mib_per_min
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +117,18 @@ class Findings:
 class Bounds:
     """What is still no violation. Descriptors: of one process, calm before and after."""
 
-    flat: Flat = field(default_factory=Flat)
+    flat: tuple[Flat, ...] = (Flat(75, 4),)
+    flat_workers: tuple[Flat, ...] = (Flat(75, 40), Flat(150, 8))
     more_fds: int = 4
+
+    def of(self, name: str, workers: Sequence[str]) -> tuple[Flat, ...]:
+        """A worker first meets every size of matrix that there is, and keeps a kernel for each."""
+        return self.flat_workers if name in workers else self.flat
+
+    @property
+    def least_life_s(self) -> float:
+        """Shorter lives are not judged."""
+        return min(flat.life_s for flat in (*self.flat, *self.flat_workers))
 
 
 def violations(found: Findings, bounds: Bounds) -> list[str]:
@@ -168,10 +185,8 @@ def _of_resources(found: Findings, bounds: Bounds) -> list[str]:
             said.append(f"{name}: {len(after.named)} abstract sockets, before {len(before.named)}")
         said += [f"{name}: has {file} open" for file in after.shm_files - before.shm_files]
     for life in found.lives:
-        if life.length_s < bounds.flat.life_s:
-            continue
-        gain_mib, slope = life.second_half()
-        if gain_mib > bounds.flat.gain_mib and slope > bounds.flat.mib_per_min:
+        if any(flat.broken_by(life) for flat in bounds.of(life.name, found.workers)):
+            gain_mib, slope = life.second_half()
             said.append(
                 f"{life.name} (pid {life.pid}): gained {gain_mib:.1f} MiB in the second half of {life.length_s:.0f} s, "
                 f"{slope:.2f} MiB a minute"

@@ -92,7 +92,7 @@ def questions(seed: int, count: int, vocab_size: int, longest: int) -> tuple[Que
         made.append(
             Question(
                 prompt=prompt,
-                max_tokens=rng.choice((1, 2, 8, 24, 48, 96, 160)),
+                max_tokens=rng.choice((1, 2, 8, 24, 48, 96, 200)),
                 seed=rng.randrange(2**31) if seeded else None,
                 n=2 if seeded and rng.random() < 0.25 else 1,
                 stop=(rng.choice(STOPS),) if rng.random() < 0.25 else (),
@@ -104,7 +104,9 @@ def questions(seed: int, count: int, vocab_size: int, longest: int) -> tuple[Que
 
 
 def requests(seed: int, count: int, rate_hz: float) -> Iterator[Planned]:
-    """Requests without end over a catalogue of `count` questions, `rate_hz` a second on average; one in six leaves."""
+    """Requests without end over a catalogue of `count` questions, `rate_hz` a second on average, three in four together with
+    the one before; one in six leaves.
+    """
     rng = random.Random(f"{seed}/requests")
     while True:
         door = rng.choices(tuple(Door), (45, 40, 15))[0]
@@ -114,7 +116,8 @@ def requests(seed: int, count: int, rate_hz: float) -> Iterator[Planned]:
                 leave_s = min(rng.expovariate(1 / 0.3), 10.0)
             else:
                 leave_pieces = rng.randrange(0, 12)
-        yield Planned(rng.expovariate(rate_hz), rng.randrange(count), door, leave_s, leave_pieces)
+        pause_s = rng.expovariate(rate_hz / 4) if rng.random() < 1 / 4 else 0.0
+        yield Planned(pause_s, rng.randrange(count), door, leave_s, leave_pieces)
 
 
 def disturbances(seed: int, victims: tuple[str, ...], length_s: float, every_s: float) -> tuple[Disturbance, ...]:

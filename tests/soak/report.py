@@ -25,7 +25,7 @@ def rows(found: Findings) -> list[tuple[str, float, str]]:
 
 def memory_rows(found: Findings, bounds: Bounds) -> list[tuple[str, float, float, float]]:
     """(process, seconds, MiB gained in the second half, MiB a minute) of the lives that are long enough to judge."""
-    judged = [life for life in found.lives if life.length_s >= bounds.flat.life_s]
+    judged = [life for life in found.lives if life.length_s >= bounds.least_life_s]
     return [(life.name, life.length_s, *life.second_half()) for life in judged]
 
 

@@ -29,6 +29,7 @@ from tests.soak.watching import Footprint, Seen, footprint_of, left_over
 VOCAB, LONGEST_PROMPT = 1024, 600
 SAMPLE_S, LINE_S = 2.0, 10.0
 IDLE_S = 60.0
+BUSY, BUSY_S = 4, 2.0
 _GAUGE = re.compile(r"^diptych_worker_kv_usage_ratio\{.*worker_id=\"([^\"]+)\".*\} (\S+)$", re.M)
 _RUNNING = re.compile(r"^diptych_requests_(?:running|waiting) (\S+)$", re.M)
 
@@ -41,8 +42,8 @@ class SoakConfig:
     seed: int = 1
     connector: str = "shm"
     num_questions: int = 96
-    rate_hz: float = 5.0
-    at_once: int = 20
+    rate_hz: float = 6.0
+    at_once: int = 24
     disturb_every_s: float = 7.0
     size: Size = field(default_factory=Size)
 
@@ -169,6 +170,7 @@ class Soak:
         pauses: list[asyncio.Task[None]] = []
         for planned in plan:
             await asyncio.sleep(max(0.0, planned.at_s - self.seconds))
+            await self._busy()
             pid = self._cluster.settled(planned.victim)
             busy = any(not pause.done() and pause.get_name() == planned.victim for pause in pauses)
             if pid is None or busy:
@@ -183,6 +185,12 @@ class Soak:
                 self._ended.setdefault(planned.victim, []).append(planned.kind)
         for pause in pauses:
             await pause
+
+    async def _busy(self) -> None:
+        """Return when several requests run, but soon: to lose an idle worker is easy."""
+        give_up = self.seconds + BUSY_S
+        while len(self._running) < BUSY and self.seconds < give_up:
+            await asyncio.sleep(0.01)
 
     async def _go_on(self, pid: int, after_s: float) -> None:
         await asyncio.sleep(after_s)

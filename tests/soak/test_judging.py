@@ -94,6 +94,8 @@ GROWING = Life("decode-1", 9, tuple((float(t), 100 + 0.2 * t) for t in range(200
         (with_after(named=frozenset({"@diptych-a", "@diptych-b"})), "prefill-0: 2 abstract sockets"),
         (with_after(shm_files=frozenset({"/dev/shm/x"})), "prefill-0: has /dev/shm/x open"),
         ({"lives": [GROWING]}, "decode-1 (pid 9): gained"),
+        ({"lives": [replace(GROWING, name="router", samples=GROWING.samples[:100])]}, "router (pid 9): gained"),
+        ({"lives": [Life("decode-1", 9, tuple((float(t), 1.0 * t) for t in range(90)))]}, "decode-1 (pid 9): gained"),
         ({"left_over": ["process 7"]}, "left over: process 7"),
         ({"exit_code": 1}, "the cluster ended with 1"),
         ({"exit_code": None}, "the cluster ended with None"),
@@ -106,8 +108,9 @@ def test_each_thing_that_must_not_be_is_said(changes, said):
 
 def test_a_short_life_and_a_slow_gain_are_no_leak():
     short = Life("decode-1", 9, GROWING.samples[:60])
+    young = Life("decode-1", 9, GROWING.samples[:100])
     slow = Life("router", 1, tuple((float(t), 90 + 0.005 * t) for t in range(0, 3600, 10)))
-    assert violations(good(lives=[short, slow]), Bounds()) == []
+    assert violations(good(lives=[short, young, slow]), Bounds()) == []
 
 
 def test_a_rare_allowed_failure_is_counted_and_no_violation():
