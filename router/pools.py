@@ -1,6 +1,6 @@
 """The two pools as this router sees them: a connection to every known worker, and what the router has given each.
 
-    registry: JOINED ──▶ peer, connected in advance
+    registry: JOINED ──▶ peer, connected in advance, suspected when the connection breaks
               LEFT   ──▶ peer takes nothing new, is closed when the last claim on it is given back
               LOST   ──▶ peer closed; everything that it carried hears of it at once
 
@@ -21,7 +21,7 @@ from observability.log import get_logger
 from router.legs import DecodeSession, Inbox, PrefillLeg
 from router.policies import Candidate
 from router.registry import Change, ChangeKind, Registry
-from rpc.channel import ChannelConfig, ChannelOpener, open_channel
+from rpc.channel import ChannelConfig, ChannelOpener, open_channel, watch_connection
 
 log = get_logger(__name__)
 
@@ -32,6 +32,7 @@ class _Peer:
 
     info: WorkerInfo
     channel: grpc.aio.Channel
+    watch: asyncio.Task[None]
     session: DecodeSession
     num_inflight: int = 0
     num_inflight_tokens: int = 0
@@ -166,9 +167,9 @@ class Pools:
 
     def _add(self, info: WorkerInfo) -> None:
         channel = self._opener(info.address, self._config)
-        channel.get_state(try_to_connect=True)
+        watch = asyncio.ensure_future(watch_connection(channel, lambda: self.suspect(info.ref)))
         session = DecodeSession(info, channel, self._config.connect_timeout_s, self._on_session_lost)
-        self._peers[info.ref] = _Peer(info, channel, session)
+        self._peers[info.ref] = _Peer(info, channel, watch, session)
 
     def _on_session_lost(self, info: WorkerInfo) -> None:
         self._registry.suspect(info.ref)
@@ -177,6 +178,7 @@ class Pools:
         peer = self._peers.pop(ref, None)
         if peer is None:
             return
+        peer.watch.cancel()
         peer.session.close(reason)
         closing = asyncio.ensure_future(peer.channel.close())
         self._closing.add(closing)

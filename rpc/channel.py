@@ -67,3 +67,13 @@ async def wait_connected(channel: grpc.aio.Channel, address: str, timeout_s: flo
         raise WorkerLost(f"{address}: cannot connect within {timeout_s:g} s") from error
     except grpc.aio.UsageError as error:  # gRPC's word for a channel that was closed meanwhile
         raise WorkerLost(f"{address}: the connection was closed") from error
+
+
+async def watch_connection(channel: grpc.aio.Channel, on_broken: Callable[[], object]) -> None:
+    """Keep the channel connected, and call `on_broken` each time that an established connection ends, until cancelled."""
+    state = channel.get_state(try_to_connect=True)
+    while state is not grpc.ChannelConnectivity.SHUTDOWN:
+        await channel.wait_for_state_change(state)
+        before, state = state, channel.get_state(try_to_connect=True)
+        if before is grpc.ChannelConnectivity.READY:
+            on_broken()

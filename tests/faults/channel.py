@@ -198,7 +198,7 @@ class InProcessChannel(grpc.aio.Channel):
         return grpc.ChannelConnectivity.IDLE
 
     async def wait_for_state_change(self, last_observed_state) -> None:
-        raise NotImplementedError
+        await asyncio.Event().wait()  # it has one state
 
     async def channel_ready(self) -> None:
         while True:

@@ -99,7 +99,9 @@ class ScriptedWorker:
         self.announcer = Announcer(
             client, self.info, lambda: self.load, MonotonicClock(), AnnounceConfig(interval_s=0.1)
         )
-        assert await self.announcer.announce_once()
+        async with asyncio.timeout(10):
+            while not await self.announcer.announce_once():  # its name may still be another's
+                await asyncio.sleep(0.05)
         self._announcing = asyncio.create_task(self.announcer.run())
 
     async def mute(self) -> None:

@@ -162,7 +162,7 @@ async def test_workers_come_and_go(tmp_path, leave):
         assert body["diptych"]["route"] == "colocated"
 
 
-async def test_a_restarted_worker_is_recognised_at_once(tmp_path):
+async def test_a_worker_that_hangs_gives_way_to_its_next_life_elsewhere_when_its_word_is_old(tmp_path):
     async with running_router(router_config(tmp_path)) as running:
         _, decode = await running.cluster.pools(1, 1)
         running.cluster.step_s = 0.02

@@ -1,0 +1,77 @@
+"""A worker's connection says more than its word: when it breaks, nothing is sent there, and its next life may be elsewhere."""
+
+import asyncio
+import time
+
+import pytest
+
+from contracts.errors import WorkerIdTaken
+from contracts.kv_layout import KVLayout
+from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
+from router.config import RegistryConfig
+from rpc.announce import GrpcRegistryClient
+from rpc.server import RpcServer, ServerConfig
+from tests.integration.router_harness import MODEL, router_config, running_router
+
+LAYOUT = KVLayout(MODEL, "float32", 1, 1, 4, 16)
+TTL_S = 30.0
+
+
+def info(epoch: int, address: str) -> WorkerInfo:
+    return WorkerInfo(WorkerRef("decode-0", epoch), WorkerKind.DECODE, address, MODEL, LAYOUT, ("local",), 512, 128)
+
+
+async def ready(running) -> int:
+    return (await running.http.get("/health")).json()["ready"]["decode"]
+
+
+async def until_ready(running, number: int) -> float:
+    began = time.monotonic()
+    async with asyncio.timeout(10):
+        while await ready(running) != number:
+            await asyncio.sleep(0.02)
+    return time.monotonic() - began
+
+
+@pytest.fixture
+async def running(tmp_path):
+    registry = RegistryConfig(ttl_s=TTL_S)
+    async with running_router(router_config(tmp_path, registry=registry)) as running:
+        yield running
+
+
+async def test_a_broken_connection_takes_a_worker_out_of_routing_and_frees_its_name_for_its_next_life(running):
+    async with asyncio.timeout(20):
+        client = GrpcRegistryClient(running.target)
+        first, second = RpcServer(ServerConfig(), ()), RpcServer(ServerConfig(), ())
+        here, there = f"127.0.0.1:{await first.start()}", f"127.0.0.1:{await second.start()}"
+        await client.announce(info(1, here), WorkerLoad())
+        await until_ready(running, 1)
+        await asyncio.sleep(0.2)  # connected
+        with pytest.raises(WorkerIdTaken, match=rf"{here} has it and is alive, the one at {there} wants it"):
+            await client.announce(info(2, there), WorkerLoad())
+        await first.stop(0)
+        assert await until_ready(running, 0) < 5.0, "long before its word is too old"
+        await client.announce(info(2, there), WorkerLoad())
+        await until_ready(running, 1)
+        await client.close()
+        await second.stop(0)
+
+
+async def test_a_worker_that_comes_back_where_it_was_is_offered_with_its_first_word(running):
+    async with asyncio.timeout(20):
+        client = GrpcRegistryClient(running.target)
+        first = RpcServer(ServerConfig(), ())
+        port = await first.start()
+        await client.announce(info(1, f"127.0.0.1:{port}"), WorkerLoad())
+        await asyncio.sleep(0.2)
+        await first.stop(0)
+        await until_ready(running, 0)
+        second = RpcServer(ServerConfig(port=port), ())
+        await second.start()
+        await client.announce(info(1, f"127.0.0.1:{port}"), WorkerLoad())
+        assert await ready(running) == 1, "the same life: a connection that broke and came back"
+        await client.announce(info(2, f"127.0.0.1:{port}"), WorkerLoad())
+        assert await ready(running) == 1
+        await client.close()
+        await second.stop(0)
