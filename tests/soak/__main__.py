@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -28,6 +29,7 @@ SHOWN_CHARS = 600
 @click.option("--keep", is_flag=True, help="Keep the logs of a good run, too.")
 def main(minutes: float, seed: int, connector: str, rate: float, results: Path | None, keep: bool) -> None:
     """Run a real cluster under load while workers are killed and stopped and clients leave, and judge what is left."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the cluster is ended with us
     logs = Path(tempfile.mkdtemp(prefix="diptych-soak-"))
     config = SoakConfig(minutes=minutes, seed=seed, connector=connector, rate_hz=rate)
     print(f"soak: seed {seed}, {minutes:g} minutes, {connector}; logs in {logs}", flush=True)

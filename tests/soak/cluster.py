@@ -117,11 +117,15 @@ class Cluster:
             return None
         return found.pid
 
-    def disturb(self, pid: int, kind: Kind) -> None:
-        """Send it the signal. ProcessLookupError when it has ended by itself."""
-        os.kill(pid, _NUMBERS[kind])
+    def disturb(self, pid: int, kind: Kind) -> bool:
+        """Send it the signal; False when it has ended by itself, which its supervisor reports."""
+        try:
+            os.kill(pid, _NUMBERS[kind])
+        except ProcessLookupError:
+            return False
         if kind is not Kind.STOP:
             self._asked.add(pid)
+        return True
 
     def go_on(self, pid: int) -> None:
         """Continue a stopped process, if it still is."""

@@ -2,9 +2,9 @@
 
     seed ──▶ questions(…)      a catalogue, each with one true answer per index
          ──▶ requests(…)       endless: pause, question, protocol, whether and when its client leaves
-         ──▶ disturbances(…)   until the end: at, kind, victim, how long
+         ──▶ disturbances(…)   until the end: at, kind, victims, how long
 
-Whether a planned disturbance happens also depends on its victim being up at that time; all else repeats. Does not know
+Whether a planned disturbance happens also depends on who is up at that time; all else repeats. Does not know
 clusters or clients.
 """
 
@@ -61,11 +61,11 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """At `at_s` after the begin, `kind` happens to `victim`; a stopped one goes on after `length_s`."""
+    """At `at_s` after the begin, `kind` happens to the first of `victims` that is up; a stopped one goes on after `length_s`."""
 
     at_s: float
     kind: Kind
-    victim: str
+    victims: tuple[str, ...]
     length_s: float = 0.0
 
 
@@ -131,10 +131,10 @@ def disturbances(seed: int, victims: tuple[str, ...], length_s: float, every_s: 
     while True:
         at_s += 1.0 + rng.expovariate(1 / max(every_s - 1.0, 0.1))
         kind = rng.choices(tuple(Kind), (45, 25, 30))[0]
-        victim = rng.choice(victims)
+        order = tuple(rng.sample(victims, len(victims)))
         pause_s = rng.choice((0.05, 0.5, 2.0, 4.0, 8.0)) * rng.uniform(0.5, 1.5)
         if at_s >= length_s:
             return tuple(made)
-        if at_s > length_s / 2 and victim in spared:
-            kind = Kind.STOP
-        made.append(Disturbance(at_s, kind, victim, pause_s if kind is Kind.STOP else 0.0))
+        if at_s > length_s / 2 and kind is not Kind.STOP:
+            order = tuple(victim for victim in order if victim not in spared)
+        made.append(Disturbance(at_s, kind, order, pause_s if kind is Kind.STOP else 0.0))

@@ -171,18 +171,19 @@ class Soak:
         for planned in plan:
             await asyncio.sleep(max(0.0, planned.at_s - self.seconds))
             await self._busy()
-            pid = self._cluster.settled(planned.victim)
-            busy = any(not pause.done() and pause.get_name() == planned.victim for pause in pauses)
-            if pid is None or busy:
+            stopped = {pause.get_name() for pause in pauses if not pause.done()}
+            settled = {name: self._cluster.settled(name) for name in planned.victims if name not in stopped}
+            up = [(name, pid) for name, pid in settled.items() if pid is not None]
+            if not up or not self._cluster.disturb(up[0][1], planned.kind):
                 self.kinds["skipped"] += 1
                 continue
-            self._cluster.disturb(pid, planned.kind)
+            name, pid = up[0]
             self.kinds[planned.kind] += 1
             if planned.kind is Kind.STOP:
                 going_on = self._go_on(pid, planned.length_s)
-                pauses.append(asyncio.create_task(going_on, name=planned.victim))
+                pauses.append(asyncio.create_task(going_on, name=name))
             else:
-                self._ended.setdefault(planned.victim, []).append(planned.kind)
+                self._ended.setdefault(name, []).append(planned.kind)
         for pause in pauses:
             await pause
 
