@@ -3,8 +3,9 @@
     FirstTokens ──▶ HandedOff
                 └─▶ HandoffFailed ──▶ (a Target comes) ──▶ HandedOff | HandoffFailed …
 
-A Target may also come while the hand-off before it is under way, then instead of it: the router has given that one up. Events
-name their hand-off, so that one which crosses with a Target is not taken for the new one's. HandedOff is always the last.
+A Target may also come while the hand-off before it is under way, then instead of it: that one is given up, and HandoffFailed
+says that it is. Each hand-off has exactly one of the two outcomes, and both name it, so that one which crosses with a Target is
+not taken for the new one's. HandedOff is always the last event.
 
 Does not know calls or streams.
 """

@@ -9,9 +9,11 @@
 Another target may come at any moment before the commit is acknowledged, also while the prompt computes: the hand-off that is
 under way is given up, and the next one begins over the same blocks when no write of it is under way any more.
 
-    Attempt(h1) ──another target: aborted, quiesced──▶ Attempt(h2) ──▶ …       each id has one outcome: HandedOff, the last event;
-        └──committed before the target came──▶ HandedOff(h1): too late,        HandoffFailed; or none, because the router gave it
-                                               h2 is never begun               up by naming another target
+    Attempt(h1) ──another target: aborted, quiesced, HandoffFailed(h1)──▶ Attempt(h2) ──▶ …
+        └──committed before the target came──▶ HandedOff(h1): too late, h2 is never begun
+
+So each id that was aimed at has exactly one outcome: HandedOff, which is the last event of all, or HandoffFailed. The exceptions
+are those that are still open when the reader leaves or the run ends with an error.
 
 Whatever the state, when the reader leaves, `settle` gives everything up: the sender first, and only when no write of it is
 under way the blocks. Nobody holds them for longer than `hold_s` without a hand-off under way, nor beyond the request's
@@ -26,7 +28,14 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
 
 from contracts.clock import Clock
-from contracts.errors import ConfigError, DeadlineExceeded, DiptychError, InternalError, UnknownHandoff
+from contracts.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    DiptychError,
+    InternalError,
+    RequestCancelled,
+    UnknownHandoff,
+)
 from contracts.prefill import FirstTokens, HandedOff, HandoffFailed, PrefillEvent, Target
 from contracts.request import GenerationRequest, TokenDelta
 from contracts.ticket import (
@@ -83,6 +92,7 @@ class Attempt:
     target: Target
     sender: Sender | None = None
     watch: CommitWatch | None = None
+    told: bool = False  # that it has failed
 
 
 class PrefillRun:
@@ -97,6 +107,7 @@ class PrefillRun:
         self._asked_for = {target.handoff_id}  # every id that a target has named
         self._no_more_targets = False
         self._news = asyncio.Event()  # of targets
+        self._events: asyncio.Queue[PrefillEvent | None] = asyncio.Queue()  # for the reader; None is the end
         self._started = False
         self._computed: tuple[int, tuple[int, ...]] | None = None
         self._first: asyncio.Future[TokenDelta] = asyncio.get_running_loop().create_future()
@@ -137,29 +148,17 @@ class PrefillRun:
         Raises what the engine refuses it with, DeadlineExceeded, and UnknownHandoff when nobody re-targeted a failed hand-off
         in time. The caller calls `settle` afterwards, however this ended.
         """
-        following = asyncio.ensure_future(self._follow(targets))
+        driving, following = asyncio.ensure_future(self._drive()), asyncio.ensure_future(self._follow(targets))
         report(following, self._parts.driver.die)
         try:
-            await self._admit()
-            delta = await self._first
-            retained = self._retained
-            yield FirstTokens(delta)
-            while retained is not None:
-                attempt = await self._begun()
-                try:
-                    handed_off = await self._hand_off(attempt, retained)
-                except DeadlineExceeded:
-                    raise
-                except DiptychError as error:
-                    if attempt is self._attempt:  # else the router has given it up, and knows
-                        yield HandoffFailed(attempt.target.handoff_id, error_info(error), self._parts.config.hold_s)
-                    await self._hold(attempt)
-                else:
-                    yield handed_off
-                    return
+            while (event := await self._events.get()) is not None:
+                yield event
+            await driving
         finally:
-            following.cancel()
+            following.cancel()  # first: nothing may be begun while what is under way ends
+            driving.cancel()
             await until_done(following)
+            await until_done(driving)
 
     async def settle(self, reason: str) -> None:
         """Give up what is left: no write is under way and no block is held when this returns. Idempotent."""
@@ -179,6 +178,34 @@ class PrefillRun:
         await self._parts.driver.call(give_back)
 
     # How
+
+    async def _drive(self) -> None:
+        try:
+            await self._admit()
+            delta = await self._first
+            self._events.put_nowait(FirstTokens(delta))
+            if self._retained is not None:
+                self._events.put_nowait(await self._hand_off_somewhere(self._retained))
+        finally:
+            self._events.put_nowait(None)
+
+    async def _hand_off_somewhere(self, retained: Retained) -> HandedOff:
+        attempt = await self._begun()
+        while True:
+            try:
+                return await self._hand_off(attempt, retained)
+            except DeadlineExceeded:
+                raise
+            except DiptychError as error:
+                if attempt is self._attempt:  # else it was given up for another target, by `_aim_at`
+                    self._tell_failed(attempt, error)
+                attempt = await self._hold(attempt)
+
+    def _tell_failed(self, attempt: Attempt, error: DiptychError) -> None:
+        if not attempt.told:
+            attempt.told = True
+            failed = HandoffFailed(attempt.target.handoff_id, error_info(error), self._parts.config.hold_s)
+            self._events.put_nowait(failed)
 
     async def _admit(self) -> None:
         request = self._request
@@ -228,11 +255,14 @@ class PrefillRun:
     async def _aim_at(self, target: Target) -> None:
         """Give the hand-off up that is under way and begin the next, unless the commit has been acknowledged already."""
         before, self._attempt = self._attempt, Attempt(target)
+        reason = f"the router aims at {target.decode.worker_id} instead"
         if before.sender is not None:
-            await before.sender.abort(f"the router aims at {target.decode.worker_id} instead")
-            if before.sender.committed:
-                self._attempt = before
-        self._begin_handoff()
+            await before.sender.abort(reason)
+        if before.sender is not None and before.sender.committed:
+            self._attempt = before
+        else:
+            self._tell_failed(before, RequestCancelled(reason))
+            self._begin_handoff()
         self._news.set()
 
     async def _begun(self, failed: Attempt | None = None) -> Attempt:
@@ -259,13 +289,13 @@ class PrefillRun:
         stages = replace(stages, transfer_s=began - self._retained_at, commit_s=ended - began)
         return HandedOff(attempt.target.handoff_id, stats, stages)
 
-    async def _hold(self, failed: Attempt) -> None:
-        """Return when the next hand-off has begun. UnknownHandoff when no other target came in time, or none will come."""
+    async def _hold(self, failed: Attempt) -> Attempt:
+        """The next hand-off, once it has begun. UnknownHandoff when no other target came in time, or none will come."""
         hold_s, left_s = self._parts.config.hold_s, self._time_left_s
         hold_s = hold_s if left_s is None else min(hold_s, left_s)
         name = failed.target.handoff_id
         try:
-            await within(self._parts.clock, hold_s, self._begun(failed))
+            return await within(self._parts.clock, hold_s, self._begun(failed))
         except TimeoutError as error:
             raise UnknownHandoff(f"{name}: held for {hold_s:g} s, no other target came") from error
 

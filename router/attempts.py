@@ -4,7 +4,8 @@
 
     HandOver    PREFILLING ──first token──▶ SENDING ──handed_off, or tokens of decode──▶ DECODING ──finish──▶ over
                      │ finish: over             │ handoff_failed ──▶ another decode worker, new hand-off id, SENDING
-                     │                          │ decode lost ──▶ wait for the prefill worker's verdict, then as above
+                     │ decode lost              │ decode lost ──▶ the same at once; the prefill worker acknowledges it within
+                     │  ──▶ the same            │   handoff_verdict_s: handoff_failed of the old id, or handed_off: too late
                      └ prefill lost             └ prefill lost
                               └───────────┬──────────┘                              │ decode lost
                                           ▼                                         ▼
@@ -22,7 +23,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from contracts.clock import Clock
-from contracts.errors import DeadlineExceeded, DiptychError, Draining, InternalError, Unavailable, WorkerLost
+from contracts.errors import (
+    DeadlineExceeded,
+    DiptychError,
+    Draining,
+    InternalError,
+    RequestCancelled,
+    Unavailable,
+    WorkerLost,
+)
 from contracts.prefill import FirstTokens, HandedOff, HandoffFailed, Target
 from contracts.request import TokenDelta
 from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
@@ -149,6 +158,8 @@ class HandOver:
         self._committed = False
         self._settled = False  # hand-off stats and prefill stages are in, or will not come
         self._decode_error: DiptychError | None = None
+        self._given_up: dict[str, DiptychError] = {}  # hand-off id → why another was begun instead
+        self._unheard: set[str] = set()  # those of them that the prefill worker has not acknowledged yet
         self._early: list[TokenDelta] = []  # decode's news that must wait for news of the prefill worker
 
     async def deltas(self) -> AsyncGenerator[TokenDelta, None]:
@@ -195,9 +206,11 @@ class HandOver:
                 self._on_prefill_ended(error)
             case DecodeLost(handoff_id, error):
                 if handoff_id == self._target.handoff_id:
-                    self._on_decode_failed(error)
+                    self._on_decode_failed(error, lost=True)
             case TimeUp(error):
                 self._settled = True
+                if self._unheard:
+                    self._progress.avoid.add(self._prefill.ref)
                 if error is not None:
                     raise error
         return self._held_back()
@@ -214,8 +227,9 @@ class HandOver:
         if delta.request_id != self._target.handoff_id:
             return ()  # of a hand-off that was given up
         if delta.error is not None:
-            self._on_decode_failed(as_exception(delta.error))
+            self._on_decode_failed(as_exception(delta.error), lost=False)
             return ()
+        self._hear(set())
         self._committed = True
         self._early.append(delta)
         return self._held_back()
@@ -231,6 +245,8 @@ class HandOver:
         return ready
 
     def _on_handed_off(self, event: HandedOff) -> None:
+        if event.handoff_id in self._given_up:  # committed before our word came: the KV is where nobody reads it
+            raise self._given_up[event.handoff_id]
         if event.handoff_id != self._target.handoff_id:
             raise InternalError(f"hand-off {event.handoff_id} succeeded, which is not the one that was asked for")
         self._committed = self._settled = True
@@ -251,26 +267,45 @@ class HandOver:
             self._means.pools.suspect(ref)
         raise error
 
-    def _on_decode_failed(self, error: DiptychError) -> None:
+    def _on_decode_failed(self, error: DiptychError, *, lost: bool) -> None:
+        """The KV is still at the prefill worker: a second push is cheaper than a second prefill. Raises after the commit."""
         error = _judged(error, self._target.decode, self._means, self._progress)
         if self._committed:
             raise error
         if isinstance(error, WorkerLost) and not self._first_came:  # not of this request: it had nothing of it
             error = Unavailable(error.message)
-        if self._decode_error is None:
-            # The KV is still at the prefill worker, which will notice too; a second push is cheaper than a second prefill.
+        if lost or not isinstance(error, RequestCancelled):
+            before = self._target.handoff_id
+            self._aim_elsewhere(error)
+            self._unheard.add(before)
+            self._alarms.set(self._means.retry.handoff_verdict_s, error)
+        elif self._decode_error is None:  # the prefill worker gave it up, and is about to say why
             self._decode_error = error
             self._alarms.set(self._means.retry.handoff_verdict_s, error)
 
     def _on_handoff_failed(self, event: HandoffFailed) -> None:
-        """Aim at another decode worker, or at the same again when there is no other. Raises when that was tried enough."""
-        if event.handoff_id != self._target.handoff_id:
-            return
+        self._hear(self._unheard - {event.handoff_id})
+        if event.handoff_id == self._target.handoff_id:
+            error = _judged(as_exception(event.error), self._target.decode, self._means, self._progress)
+            if not isinstance(error, Draining):
+                self._means.verdicts.failed(self._pair, error)
+            self._aim_elsewhere(error)
+
+    def _hear(self, unheard: set[str]) -> None:
+        """The prefill worker goes along: its word is awaited for no other hand-offs than these any more."""
+        if self._unheard and not unheard:
+            self._alarms.cancel_timers()
+            self._alarms.set(self._progress.time_left_s, _deadline())
+        self._unheard = unheard
+
+    def _aim_elsewhere(self, error: DiptychError) -> None:
+        """Aim at another decode worker, or at the same again when there is no other. Raises when that was tried enough.
+
+        The prefill worker may not know yet that the hand-off has failed: then it gives it up because of this.
+        """
         progress = self._progress
-        error = self._why_failed(as_exception(event.error))
         if not isinstance(error, Draining):
             progress.num_handoff_failures += 1
-            self._means.verdicts.failed(self._pair, error)
             if progress.num_handoff_failures > self._means.retry.max_handoff_failures:
                 raise error
         progress.fail(error)
@@ -279,18 +314,13 @@ class HandOver:
             why = f"no decode worker is ready to take the hand-off: {error.message}"
             raise Draining(why) if isinstance(error, Draining) else Unavailable(why)
         self._detach()
+        self._given_up[self._target.handoff_id] = error
         self._target = Target(self._means.new_id(), decode.ref, decode.address)
         self._decode_error = None
         self._alarms.cancel_timers()
         self._alarms.set(progress.time_left_s, _deadline())
         self._attach()
         self._leg.retarget(self._target)
-
-    def _why_failed(self, told: DiptychError) -> DiptychError:
-        """What the prefill worker was told of a hand-off that failed, or what the decode worker said or showed itself."""
-        error = _judged(told, self._target.decode, self._means, self._progress)
-        seen = self._decode_error
-        return seen if isinstance(seen, Draining | WorkerLost) else error
 
     @property
     def _pair(self) -> Pair:

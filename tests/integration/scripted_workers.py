@@ -13,7 +13,7 @@ import grpc
 from grpc_status import rpc_status
 
 from contracts.clock import MonotonicClock
-from contracts.errors import DiptychError, Draining
+from contracts.errors import DiptychError, Draining, WorkerLost
 from contracts.kv_layout import KVLayout
 from contracts.pb.diptych.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from contracts.request import FinishReason, GenerationRequest, TokenDelta, TokenLogprob
@@ -64,6 +64,8 @@ class Faults:
     end_session_after_tokens: int | None = None  # in good order, without a word to who it carries
     skip_a_token: int = 0
     stall_before_handoff: bool = False
+    wait_for_retarget: int = 0  # it does not get on with its hand-off, and notices nothing, until another target comes
+    too_late: int = 0  # … when the commit is acknowledged already
     commit_before_first: bool = False  # the other connection is quicker
     books_late_s: float = 0.0  # handed_off comes that long after the commit
     no_books: bool = False  # the call ends without handed_off
@@ -80,6 +82,7 @@ class ScriptedWorker:
         self.seen: list[GenerationRequest] = []  # what it was asked to run
         self.running: set[str] = set()
         self.attached: list[str] = []
+        self.retargets: list[str] = []  # hand-off ids
         self.cancelled: list[str] = []
         self.load = WorkerLoad()
         self.info: WorkerInfo | None = None
@@ -136,6 +139,24 @@ class ScriptedPrefill(prefill_pb2_grpc.PrefillServicer):
         finally:
             self.worker.running.discard(request.request_id)
 
+    async def other_target(self, target, commands):
+        """Where the hand-off goes in the end, and what is said of the first target, if a test wants another one to come."""
+        if self.faults.stall_before_handoff:
+            await asyncio.Event().wait()
+        if not self.faults.wait_for_retarget:
+            return target, []
+        self.faults.wait_for_retarget -= 1
+        command = await anext(aiter(commands), None)
+        if command is None:  # a cancelled call ends the commands first
+            await asyncio.Event().wait()
+        self.worker.retargets.append(command.retarget.handoff_id)
+        if self.faults.too_late:
+            return target, []
+        gone = prefill_pb2.HandoffFailed(
+            handoff_id=target.handoff_id, error=error_info_to_pb(error_info(WorkerLost("gone"))), hold_s=10
+        )
+        return command.retarget, [prefill_pb2.PrefillEvent(handoff_failed=gone)]
+
     async def events(self, request, target, commands, context):
         if self.faults.refuse:
             status = rpc_status.to_status(to_status(self.faults.refuse.pop()))
@@ -156,8 +177,9 @@ class ScriptedPrefill(prefill_pb2_grpc.PrefillServicer):
         if self.faults.die_after_first:
             self.faults.die_after_first -= 1
             await context.abort(grpc.StatusCode.UNAVAILABLE, "died after the first token")
-        if self.faults.stall_before_handoff:
-            await asyncio.Event().wait()
+        target, failed = await self.other_target(target, commands)
+        for event in failed:
+            yield event
         while self.faults.handoff_failures:
             failed = prefill_pb2.HandoffFailed(
                 handoff_id=target.handoff_id,

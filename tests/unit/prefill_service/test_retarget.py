@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from contracts.errors import DeadlineExceeded, UnknownHandoff
+from contracts.errors import DeadlineExceeded, ErrorCode, UnknownHandoff
 from contracts.prefill import FirstTokens, HandedOff, HandoffFailed, Target
 from contracts.request import GenerationRequest
 from contracts.sampling import SamplingParams
@@ -34,6 +34,13 @@ class Moment:
         return await self._answer(message)
 
 
+def given_up(event: object) -> str:
+    assert isinstance(event, HandoffFailed), event
+    assert event.error.code is ErrorCode.CANCELLED
+    assert "the router aims at d instead" in event.error.message
+    return event.handoff_id
+
+
 @pytest.mark.parametrize("kind", ["reserve", "commit"])
 async def test_another_target_is_taken_before_the_one_that_died_was_noticed(kind: str) -> None:
     async with bench() as made:
@@ -44,7 +51,8 @@ async def test_another_target_is_taken_before_the_one_that_died_was_noticed(kind
         await moment.reached.wait()
         began = asyncio.get_running_loop().time()
         made.targets.put_nowait(target("h2"))
-        done = await reading
+        assert given_up(await reading) == "h"
+        done = await anext(events)
         assert isinstance(done, HandedOff), done
         assert done.handoff_id == "h2"
         assert asyncio.get_running_loop().time() - began < 0.5
@@ -66,7 +74,8 @@ async def test_another_target_is_taken_while_the_first_connects() -> None:
         while run._attempt.target.handoff_id != "h2":
             await asyncio.sleep(0)
         made.side.may_connect.set()
-        done = await reading
+        assert given_up(await reading) == "h"
+        done = await anext(events)
         assert isinstance(done, HandedOff)
         assert done.handoff_id == "h2"
         await events.aclose()
@@ -92,7 +101,9 @@ async def test_the_next_push_begins_when_no_write_of_the_one_before_is_under_way
 
         made.side.reserve = note  # type: ignore[assignment]
         made.targets.put_nowait(target("h2"))
-        done = await reading
+        assert given_up(await reading) == "h"
+        assert order[:1] == ["write over"]
+        done = await anext(events)
         assert isinstance(done, HandedOff)
         assert order == ["write over", "h2"]
         await events.aclose()
@@ -112,9 +123,10 @@ async def test_targets_that_change_while_the_prompt_computes() -> None:
         for name in ("h2", "h3", "h3", "h2"):  # one that is named again changes nothing
             made.targets.put_nowait(target(name))
         await reading
-        assert [type(event) for event in seen] == [FirstTokens, HandedOff]
-        assert isinstance(seen[-1], HandedOff)
-        assert seen[-1].handoff_id == "h3"
+        assert [given_up(event) for event in seen[:2]] == ["h", "h2"], "told at once, not after the prompt is computed"
+        assert isinstance(seen[2], FirstTokens)
+        assert isinstance(seen[3], HandedOff)
+        assert (seen[3].handoff_id, len(seen)) == ("h3", 4)
         (ticket,) = made.side.tickets
         assert (ticket.handoff_id, ticket.num_computed_tokens) == ("h3", 240)
         await made.worker._links.close()
@@ -125,7 +137,8 @@ async def test_a_target_that_comes_before_anything_was_begun_is_the_only_one_ask
     async with bench() as made:
         made.targets.put_nowait(target("h2"))
         events = [event async for event in made.worker.run(asked(), TARGET, made.targets)]
-        assert [type(event) for event in events] == [FirstTokens, HandedOff]
+        assert given_up(events[0]) == "h"
+        assert [type(event) for event in events[1:]] == [FirstTokens, HandedOff]
         assert {ticket.handoff_id for ticket in made.side.tickets} == {"h2"}
 
 
@@ -163,7 +176,7 @@ async def test_a_target_after_a_failure_is_begun_once() -> None:
         assert isinstance(done, HandedOff)
         assert done.handoff_id == "h2"
         assert [ticket.handoff_id for ticket in made.side.tickets] == ["h2"]
-        await events.aclose()
+        assert [event async for event in events] == []
 
 
 async def test_a_reader_that_leaves_while_the_target_changes_leaves_nothing_behind() -> None:

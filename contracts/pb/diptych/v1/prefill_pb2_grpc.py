@@ -48,9 +48,9 @@ class PrefillServicer(object):
 
     def Run(self, request_iterator, context):
         """Runs one request. The first command is `run`; `retarget` may follow at any moment. Events: `tokens` (the first token, or the
-        whole answer if it ends there), and for each hand-off id at most one of `handed_off`, which is the last event, and
-        `handoff_failed`. An id that the router gave up by `retarget` gets neither, unless its outcome crossed with it. Cancelling
-        the call aborts the request and its hand-off.
+        whole answer if it ends there), and for each hand-off id exactly one of `handed_off`, which is the last event, and
+        `handoff_failed`, which also acknowledges that it was given up for a `retarget`. Cancelling the call aborts the request and
+        its hand-off.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -62,9 +62,9 @@ class PrefillStub(typing.Generic[_PrefillRunType]):
 
     Run: _PrefillRunType
     """Runs one request. The first command is `run`; `retarget` may follow at any moment. Events: `tokens` (the first token, or the
-    whole answer if it ends there), and for each hand-off id at most one of `handed_off`, which is the last event, and
-    `handoff_failed`. An id that the router gave up by `retarget` gets neither, unless its outcome crossed with it. Cancelling
-    the call aborts the request and its hand-off.
+    whole answer if it ends there), and for each hand-off id exactly one of `handed_off`, which is the last event, and
+    `handoff_failed`, which also acknowledges that it was given up for a `retarget`. Cancelling the call aborts the request and
+    its hand-off.
     """
 
 PrefillAsyncStub: typing_extensions.TypeAlias = PrefillStub[
@@ -84,9 +84,9 @@ class PrefillServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[contracts.pb.diptych.v1.prefill_pb2.PrefillEvent], collections.abc.AsyncIterator[contracts.pb.diptych.v1.prefill_pb2.PrefillEvent]]:
         """Runs one request. The first command is `run`; `retarget` may follow at any moment. Events: `tokens` (the first token, or the
-        whole answer if it ends there), and for each hand-off id at most one of `handed_off`, which is the last event, and
-        `handoff_failed`. An id that the router gave up by `retarget` gets neither, unless its outcome crossed with it. Cancelling
-        the call aborts the request and its hand-off.
+        whole answer if it ends there), and for each hand-off id exactly one of `handed_off`, which is the last event, and
+        `handoff_failed`, which also acknowledges that it was given up for a `retarget`. Cancelling the call aborts the request and
+        its hand-off.
         """
 
 def add_PrefillServicer_to_server(servicer: PrefillServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
