@@ -1,0 +1,206 @@
+"""Every worker of a 2P2D cluster is asked to stop and started again, one after the other, under load from both doors.
+
+No request fails, every token is the one that an undisturbed engine gives, each worker leaves with exit code 0 within its time,
+and of the answers that were on a decode worker then, short ones end there and long ones go on elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import grpc
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from contracts import wire
+from contracts.pb.diptych.v1 import decode_pb2, decode_pb2_grpc, inference_pb2_grpc, types_pb2
+from contracts.pb.diptych.v1 import inference_pb2 as pb
+from contracts.request import GenerationRequest
+from contracts.sampling import SamplingParams
+from decode_service.config import DecodeConfig
+from prefill_service.config import PrefillConfig
+from rpc.channel import open_channel
+from rpc.lifecycle import LifecycleConfig
+from tests.integration.processes.children import Config, Nursery
+from tests.integration.processes.client import TEMPERATURE, TOP_K, Answer, Question, question
+from tests.integration.processes.cluster import WORKERS, Cluster, Setup
+
+pytestmark = pytest.mark.slow
+DRAIN = LifecycleConfig(drain_limit_s=6.0, finish_share=0.1)
+NUM_CLIENTS = 6
+LENGTHS = (8, 40, 800)  # the last takes longer than a worker waits
+LIMIT_S = 60.0
+
+
+class Rolling(Cluster):
+    """A cluster whose workers drain quickly and are restarted one at a time."""
+
+    def config(self, name: str) -> Config:
+        """As ever, with a drain of its own."""
+        config = super().config(name)
+        if isinstance(config, PrefillConfig | DecodeConfig):
+            return replace(config, worker=replace(config.worker, lifecycle=DRAIN))
+        return config
+
+    async def restart(self, name: str) -> float:
+        """Ask it to stop, start it again, wait until the router knows its next life; seconds until it was gone."""
+        child, began = self.children[name], time.monotonic()
+        child.signal(signal.SIGTERM)
+        async with asyncio.timeout(DRAIN.drain_limit_s + 5):
+            await child.ended.wait()
+        took_s = time.monotonic() - began
+        assert child.code == 0, self.logs()
+        self._epochs[name] += 1
+        self.children[name] = await self._nursery.start(name, self.config(name))
+        await self.until(self._is_whole, f"{name} is back")
+        self._epochs = await self._known()
+        return took_s
+
+    async def failed_and_drained(self) -> tuple[float, float, float]:
+        """Attempts that failed, and that a draining worker gave up before the first token and after it."""
+        text = (await self._http.get(f"http://127.0.0.1:{self.doors['router'].ports['http'].port}/metrics")).text
+        samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+
+        def total(name: str, **labels: str) -> float:
+            return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
+
+        failed = total("diptych_failed_attempts_total")
+        drained = [total("diptych_drained_attempts_total", when=w) for w in ("before_first_token", "mid_answer")]
+        return failed, drained[0], drained[1]
+
+
+@dataclass
+class Load:
+    """Clients that ask one question after the other, each at its own door, until they are told to stop."""
+
+    made: Rolling
+    answers: list[Answer] = field(default_factory=list)
+    stopping: bool = False
+
+    async def one_client(self, number: int, stub: inference_pb2_grpc.InferenceStub) -> None:
+        """Every length in turn, the longest greedily; even numbers over HTTP, odd ones over gRPC."""
+        for turn in itertools.count(number):
+            if self.stopping:
+                return
+            length = LENGTHS[turn % len(LENGTHS)]
+            asked = question(f"rolling {number} {turn}", 20 + number, length, seeded=length < max(LENGTHS))
+            if number % 2 == 0:
+                answer = self.made.client.ask(asked)
+                self.answers.append(answer)
+                await answer.end(LIMIT_S)
+            else:
+                answer = Answer(asked)
+                self.answers.append(answer)
+                await ask_grpc(stub, answer)
+
+    def at(self, decode: str) -> list[Answer]:
+        """Those whose first attempt is on this decode worker, and whose first token has come, but not their last."""
+        return [
+            a
+            for a in self.answers
+            if a.token_ids and not a.over and self.made.routes[a.question.prompt][0][1] == decode
+        ]
+
+    def migrated(self, answer: Answer) -> bool:
+        """Whether more than one attempt was made over both pools."""
+        return len(self.made.routes[answer.question.prompt]) > 1
+
+
+async def ask_grpc(stub: inference_pb2_grpc.InferenceStub, answer: Answer) -> None:
+    """Stream one answer over gRPC."""
+    asked = answer.question
+    sampling = wire.sampling_to_pb(sampling_of(asked))
+    try:
+        call = stub.Generate(
+            pb.GenerateRequest(token_ids=pb.TokenIds(ids=asked.prompt), sampling=sampling), timeout=LIMIT_S
+        )
+        async for piece in call:
+            answer.token_ids += piece.token_ids
+            if piece.finish_reason == types_pb2.FINISH_REASON_LENGTH:
+                answer.finish_reason = "length"
+        answer.status = 200
+    except grpc.aio.AioRpcError as error:
+        answer.error = f"{error.code().name}: {error.details()}"
+    answer.over = True
+
+
+def sampling_of(asked: Question) -> SamplingParams:
+    """How its tokens are chosen, as over HTTP."""
+    greedy = SamplingParams(temperature=0.0, max_tokens=asked.max_tokens, ignore_eos=True)
+    return greedy if asked.seed is None else replace(greedy, temperature=TEMPERATURE, top_k=TOP_K, seed=asked.seed)
+
+
+async def truths(made: Rolling, answers: Sequence[Answer]) -> list[list[int]]:
+    """What the engine that nobody disturbed gives for each."""
+    requests = [
+        GenerationRequest(str(i), answer.question.prompt, sampling_of(answer.question))
+        for i, answer in enumerate(answers)
+    ]
+    found: list[list[int]] = [[] for _ in requests]
+
+    async def commands() -> AsyncIterator[decode_pb2.DecodeCommand]:
+        for request in requests:
+            yield decode_pb2.DecodeCommand(generate=decode_pb2.GenerateAlone(request=wire.request_to_pb(request)))
+
+    async with open_channel(made.doors["oracle"].ports["grpc"].local_address) as channel:
+        async for batch in decode_pb2_grpc.DecodeStub(channel).Session(commands()):
+            for delta in batch.deltas:
+                found[int(delta.request_id)] += delta.token_ids
+    return found
+
+
+@asynccontextmanager
+async def load(made: Rolling) -> AsyncIterator[Load]:
+    """All clients at work; they end their last answers before this is left."""
+    async with open_channel(made.doors["router"].ports["grpc"].local_address) as channel:
+        at_work = Load(made)
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        clients = [asyncio.create_task(at_work.one_client(number, stub)) for number in range(NUM_CLIENTS)]
+        try:
+            yield at_work
+        finally:
+            at_work.stopping = True
+            await asyncio.gather(*clients)
+
+
+async def test_a_rolling_restart_under_load_fails_no_request(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        made = Rolling(Setup("shm"), await stack.enter_async_context(Nursery(tmp_path)))
+        await made.open(stack)
+        here: dict[str, list[Answer]] = {}
+        async with load(made) as at_work:
+            for name in WORKERS:
+                await made.until(busy(at_work, name), f"answers of all lengths are under way, at {name} if it decodes")
+                here[name] = at_work.at(name)
+                took_s = await made.restart(name)
+                assert took_s < DRAIN.drain_limit_s, name
+        for answer in at_work.answers:
+            assert (answer.broken, answer.error, answer.status) == (None, None, 200), made.logs()
+            assert answer.finish_reason == "length"
+        assert [answer.token_ids for answer in at_work.answers] == await truths(made, at_work.answers)
+        failed, _, mid_answer = await made.failed_and_drained()
+        assert failed == 0, made.logs()
+        drained = [answer for answers in here.values() for answer in answers]
+        assert mid_answer >= sum(map(at_work.migrated, drained)) > 0
+        assert not all(map(at_work.migrated, drained)), "short ones end where they are"
+        await made.idle()
+        made.check_nothing_leaked()
+
+
+def busy(at_work: Load, name: str) -> Callable[[], Awaitable[bool]]:
+    """Whether every client waits for an answer, and a decode worker is in the middle of a short and of a long one."""
+
+    async def look() -> bool:
+        if sum(not answer.over for answer in at_work.answers) < NUM_CLIENTS:
+            return False
+        lengths = {answer.question.max_tokens for answer in at_work.at(name)}
+        return not name.startswith("decode") or {LENGTHS[1], LENGTHS[2]} <= lengths
+
+    return look
