@@ -118,7 +118,10 @@ class LocalCluster:
             await asyncio.wait([run for run in self._runs if not run.done()], return_when=asyncio.FIRST_COMPLETED)
 
     async def stop(self) -> None:
-        """Drain and end the router, then the workers, killing what takes longer than the drain timeout. Idempotent."""
+        """Drain and end the router, then the workers, hurrying what takes longer than the drain timeout. Idempotent.
+
+        Each drains within that timeout by itself; workers have nothing left to do once the router has gone.
+        """
         deadline = self._clock.now() + self.config.drain_timeout_s
         routers = [process for process in self._processes if process.spec.kind == "router"]
         workers = [process for process in self._processes if process.spec.kind != "router"]
@@ -129,7 +132,7 @@ class LocalCluster:
 
     async def kill(self) -> None:
         """End everything now, without draining. Idempotent."""
-        await asyncio.gather(*(process.stop(0.0) for process in self._processes))
+        await asyncio.gather(*(process.stop(0.0, 0.0) for process in self._processes))
         await self._let_go()
 
     def _keep(self, host: str, port: int, option: str) -> KeptPort:

@@ -27,6 +27,7 @@ EXIT_WRONG_ARGUMENTS = 2
 COMPLAINT = "error: "  # how our commands begin the one line with which they refuse their arguments
 LAST_LINES = 15
 PROBE_PAUSE_S = 0.2
+HURRY_S = 2.0
 KILL_WAIT_S = 5.0
 MAX_LINE_BYTES = 8192
 
@@ -147,8 +148,11 @@ class SupervisedProcess:
             await self._changed.wait_for(lambda: self._state in settled)
         return self.status
 
-    async def stop(self, timeout_s: float) -> None:
-        """Ask it to end (SIGTERM), kill it after `timeout_s`, and return when `run` has ended. Idempotent."""
+    async def stop(self, timeout_s: float, hurry_s: float = HURRY_S) -> None:
+        """Ask it to end (SIGTERM), ask again after `timeout_s`, which means at once, kill it after `hurry_s` more.
+
+        Returns when `run` has ended. Idempotent.
+        """
         first = not self._stop.is_set()
         self._stop.set()
         if self._gone.is_set():
@@ -156,14 +160,17 @@ class SupervisedProcess:
         await self._enter(ProcessState.STOPPING)
         if first:
             self._signal(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._gone.wait()
-        except TimeoutError:
-            self._detail = f"did not stop within {timeout_s:g} s, killed"
-            self._signal(signal.SIGKILL)
-            async with asyncio.timeout(KILL_WAIT_S):
-                await self._gone.wait()
+        for limit_s, number, how in ((timeout_s, signal.SIGTERM, "hurried"), (hurry_s, signal.SIGKILL, "killed")):
+            try:
+                async with asyncio.timeout(limit_s):
+                    await self._gone.wait()
+            except TimeoutError:
+                self._detail = f"did not stop within {timeout_s:g} s, {how}"
+                self._signal(number)
+            else:
+                return
+        async with asyncio.timeout(KILL_WAIT_S):
+            await self._gone.wait()
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:

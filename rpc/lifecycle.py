@@ -59,9 +59,10 @@ class ServedWorker(Protocol):
 class LifecycleConfig:
     """Seconds. A stall is known `stall_check_s` after it is one, at most.
 
-    From a signal to the end it takes at most `drain_limit_s`. What is here may end by itself for `finish_share` of that; it
-    is sent elsewhere then, but where there is no other worker of this pool only `drain_margin_s` before the limit. A router
-    that had not heard the farewell when it sent a request is refused in good order: for `linger_s` at least.
+    From a signal to the end it takes at most `drain_limit_s`, after a second one no time. What is here may end by itself
+    for `finish_share` of that; it is sent elsewhere then, but where there is no other worker of this pool only
+    `drain_margin_s` before the limit. A router that had not heard the farewell when it sent a request is refused in good
+    order: for `linger_s` at least.
     """
 
     drain_limit_s: float = 120.0
@@ -169,6 +170,8 @@ class Lifecycle:
 
         limit_s = max(0.0, self._stop_by - config.margin_s / 2 - self._clock.now())
         whole = await signals.bounded(drained_or_dead(), limit_s, "drain")
+        if signals.hurried:
+            self._stop_by = self._clock.now()
         self._raise_if_dead()
         if whole:
             drained.result()

@@ -89,6 +89,11 @@ class StopSignals:
             task.cancel()
             asked.cancel()
 
+    @property
+    def hurried(self) -> bool:
+        """Whether a second signal came: everything shall end at once."""
+        return self._hurried.is_set()
+
     async def bounded(self, work: Awaitable[None], limit_s: float, what: str) -> bool:
         """Await `work`, but no longer than `limit_s` nor past a second signal; whether it ended by itself."""
         task = asyncio.ensure_future(work)

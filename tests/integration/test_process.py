@@ -21,6 +21,21 @@ STUBBORN = (
 )
 
 
+RELUCTANT = """
+import pathlib, signal, sys
+asked = []
+def on_signal(*_):
+    asked.append(1)
+    if len(asked) == 2:
+        print("at once")
+        sys.exit(0)
+signal.signal(signal.SIGTERM, on_signal)
+pathlib.Path(sys.argv[1]).touch()
+while True:
+    signal.pause()
+"""
+
+
 class Record:
     def __init__(self):
         self.states = []
@@ -108,9 +123,18 @@ async def test_wrong_arguments_are_not_tried_again(tmp_path):
 async def test_one_that_ignores_sigterm_is_killed(tmp_path):
     async with supervised(tmp_path, STUBBORN) as (process, _, __):
         pid = (await process.wait_settled()).pid
-        await process.stop(0.2)
+        await process.stop(0.2, 0.2)
         assert not psutil.pid_exists(pid)
         assert "killed" in process.status.detail
+
+
+async def test_one_that_takes_too_long_is_asked_again_before_it_is_killed(tmp_path):
+    async with supervised(tmp_path, RELUCTANT) as (process, record, _):
+        await process.wait_settled()
+        await process.stop(0.2, 20.0)
+        assert ("child-0", "at once") in record.lines
+        assert process.status.state is ProcessState.STOPPED
+        assert "hurried" in process.status.detail
 
 
 async def test_a_start_that_takes_too_long_counts_as_a_death(tmp_path):

@@ -160,6 +160,17 @@ async def test_a_drain_without_end_is_over_by_its_limit_with_all_that_follows() 
         assert 0.7 < asyncio.get_running_loop().time() - began < 2.0
 
 
+async def test_after_a_second_signal_no_call_is_waited_for() -> None:
+    config = LifecycleConfig(drain_limit_s=60.0, grace_s=60.0, stall_check_s=60)
+    async with living(config) as (life, task), open_channel(f"127.0.0.1:{life.server.port}") as channel:
+        watching = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        await watching.read()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(life.worker.draining.wait(), 10)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(asyncio.shield(task), 5)
+
+
 async def test_an_idle_worker_refuses_for_a_while_those_who_have_not_heard_its_farewell() -> None:
     config = LifecycleConfig(grace_s=0.0, linger_s=0.2, stall_check_s=60)
     async with living(config) as (life, task):
