@@ -6,6 +6,7 @@
     transfer     a hand-off's bytes against memcpy
     ttft         time to first token, two pools against one
     streams      what serving adds to a token at 32 streams
+    cancel       how long blocks stay taken when clients leave
 
 Does not measure anything itself.
 """
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import click
 
+from bench.cancel import WORKER_FLAGS, CancelBenchConfig, run_cancel
 from bench.checkpoint import HALF_B, half_b_checkpoint
 from bench.cluster import ClusterDidNotStart, serving, vocab_size_of
 from bench.engine import EngineBenchConfig, run_engine
@@ -99,6 +101,16 @@ def measure_streams(options: Options, say: Say) -> Report:
         return run_streams(model, cluster, vocab_size_of(model), config, say)
 
 
+def measure_cancel(options: Options, say: Say) -> Report:
+    """Some minutes."""
+    model = resolve_model(options.model, None, say)
+    config = CancelBenchConfig()
+    config = replace(config, rounds=options.rounds or config.rounds)
+    say("cancel: starting a cluster")
+    with serving(model, worker_flags=WORKER_FLAGS) as cluster:
+        return run_cancel(cluster, vocab_size_of(model), config, say)
+
+
 def measure_machine(options: Options, say: Say) -> Report:
     """A few seconds."""
     say("limits: memory and arithmetic")
@@ -112,6 +124,7 @@ MEASUREMENTS: dict[str, Callable[[Options, Say], Report]] = {
     "transfer": measure_transfer,
     "ttft": measure_ttft,
     "streams": measure_streams,
+    "cancel": measure_cancel,
 }
 
 
@@ -145,7 +158,7 @@ def _command(name: str, names: Sequence[str], summary: str) -> None:
     @click.option(
         "--results", type=click.Path(file_okay=False, path_type=Path), default=RESULTS, help="Where to write."
     )
-    @click.option("--model", default=SERVED_MODEL, show_default=True, help="What ttft and streams serve.")
+    @click.option("--model", default=SERVED_MODEL, show_default=True, help="What ttft, streams and cancel serve.")
     @click.option(
         "--threads", type=click.IntRange(1), default=2, show_default=True, help="Threads of the engine alone."
     )

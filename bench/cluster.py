@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,13 +90,16 @@ def vocab_size_of(model: Path) -> int:
 
 
 @contextmanager
-def serving(model: Path, threads: int = 1) -> Iterator[ServedCluster]:
-    """1 prefill + 1 decode worker of `threads` threads each on the model directory `model`. Raises ClusterDidNotStart."""
+def serving(model: Path, threads: int = 1, worker_flags: Sequence[str] = ()) -> Iterator[ServedCluster]:
+    """1 prefill + 1 decode worker of `threads` threads each on the model directory `model`, with more flags for workers.
+
+    Raises ClusterDidNotStart.
+    """
     ports = dict(zip(("http", "grpc", "prefill", "decode"), _free_ports(4), strict=True))
     name = model.resolve().name
     router = f"{HOST}:{ports['grpc']}"
     shared = ["--model", str(model), "--served-name", name]
-    worker = [*shared, "--router", router, "--threads", str(threads), "--kv-memory", "512MiB"]
+    worker = [*shared, "--router", router, "--threads", str(threads), "--kv-memory", "512MiB", *worker_flags]
     commands = {
         "router": [*shared, "--http-port", str(ports["http"]), "--grpc-port", str(ports["grpc"])],
         "prefill": [*worker, "--metrics-port", str(ports["prefill"])],
@@ -140,12 +143,17 @@ def _wait_answers(cluster: ServedCluster, children: list[subprocess.Popen[bytes]
         if any(child.poll() is not None for child in children):
             raise ClusterDidNotStart("a process has ended")
         try:
-            asyncio.run(asyncio.wait_for(carry_out(plan), START_TIMEOUT_S))
+            asyncio.run(_answered(plan))
             return
         except LoadFailed as error:  # not all are there yet
             last = str(error)
             time.sleep(POLL_S)
     raise ClusterDidNotStart(f"does not answer within {START_TIMEOUT_S:g} s: {last}")
+
+
+async def _answered(plan: LoadPlan) -> None:
+    async with asyncio.timeout(START_TIMEOUT_S):
+        await carry_out(plan)
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:

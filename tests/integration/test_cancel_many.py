@@ -1,0 +1,127 @@
+"""Two hundred clients that leave at once, over real sockets, at moments of their requests' lives; others notice nothing.
+
+What the decode worker does about it is counted in engine steps, which no slow machine changes; the wall bound is generous.
+The exact bound of the whole is kept on virtual time (tests/faults/test_cancel.py); `python -m bench cancel` measures what it takes.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from bench.cancel import GrpcClient, SseClient, still
+from bench.cluster import ServedCluster
+from contracts.pb.diptych.v1 import inference_pb2_grpc
+from engine.config import SchedulerConfig
+from router.config import AdmissionConfig, RegistryConfig
+from rpc.channel import open_channel
+from tests.integration.pools import Setup
+from tests.integration.router_harness import MODEL, router_config
+from tests.integration.test_router_pools import FAKE, PROMPT, served, tokens
+
+NUM_LEAVING = 200
+NUM_STAYING = 4
+STEP_S = 0.02
+STEPS_BOUND = 2
+WALL_BOUND_S = 10.0
+STAYING_TOKENS = 40
+LARGE = SchedulerConfig(max_num_batched_tokens=4096, max_num_seqs=512)
+SMALL = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=64)  # less than a prompt
+
+
+@dataclass
+class Watched:
+    """A decode engine: when each cancel arrived and when its request had gone, in steps."""
+
+    arrived: dict[str, int] = field(default_factory=dict)
+    gone: dict[str, int] = field(default_factory=dict)
+
+    def watch(self, worker) -> None:
+        cancel, abort, driver = worker.desk.cancel, worker.driver._engine.abort, worker.driver
+
+        def noting_cancel(session, request_id):
+            self.arrived.setdefault(request_id, driver.num_steps)
+            cancel(session, request_id)
+
+        def noting_abort(request_id):
+            self.gone[request_id] = driver.num_steps
+            return abort(request_id)
+
+        worker.desk.cancel, worker.driver._engine.abort = noting_cancel, noting_abort
+
+
+@dataclass(frozen=True)
+class Case:
+    """When they leave, and what makes that moment last."""
+
+    scheduler: SchedulerConfig
+    max_running: int
+    ready: object  # of (workers, clients)
+
+
+def prefill_holds(workers, clients) -> bool:
+    return workers.prefill[0].worker.load().kv_usage > 0
+
+
+CASES = {
+    # Half of them are not admitted yet, the others are on their way to the prefill worker or wait there.
+    "queued": Case(SMALL, 100, lambda workers, clients: True),
+    # One is in the middle of its prompt, a few have just been handed off, most wait.
+    "prefill": Case(SMALL, 1000, prefill_holds),
+    # The first has its first token; hand-offs of the others are under way.
+    "first": Case(LARGE, 1000, lambda workers, clients: any(client.num_events for client in clients)),
+    "decode": Case(LARGE, 1000, lambda workers, clients: all(client.num_events > 3 for client in clients)),
+}
+
+
+async def free(served, num_blocks: int) -> bool:
+    """Whether the engine holds no more than the staying may."""
+
+    def look(engine) -> bool:
+        engine.check_integrity()
+        load = engine.load()
+        return load.num_waiting + load.num_running <= NUM_STAYING and load.kv_usage * num_blocks < NUM_STAYING * 9
+
+    return await served.worker.driver.call(look)
+
+
+@pytest.mark.parametrize("surface", ["sse", "grpc"])
+@pytest.mark.parametrize("moment", CASES)
+async def test_all_who_leave_at_once_are_gone_and_the_others_notice_nothing(tmp_path, surface, moment):
+    case = CASES[moment]
+    setup = Setup(model=FAKE, step_s=STEP_S, scheduler=case.scheduler, prefill_blocks=4096, decode_blocks=4096)
+    config = router_config(
+        tmp_path, admission=AdmissionConfig(case.max_running, 1024), registry=RegistryConfig(ttl_s=60.0)
+    )
+    async with served(tmp_path, setup, config) as (running, workers), open_channel(running.target) as channel:
+        watched = Watched()
+        watched.watch(workers.decode[0].worker)
+        asked = [{"prompt": PROMPT[i:], "seed": i, "max_tokens": STAYING_TOKENS} for i in range(NUM_STAYING)]
+        staying = [asyncio.create_task(tokens(running, **ask)) for ask in asked]
+        cluster = ServedCluster(running.url, running.target, MODEL, ())
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        clients = [SseClient(cluster) if surface == "sse" else GrpcClient(stub, MODEL) for _ in range(NUM_LEAVING)]
+        prompts = [[200 + i, *PROMPT] for i in range(NUM_LEAVING)]
+        await asyncio.gather(*(c.send(prompt, 300) for c, prompt in zip(clients, prompts, strict=True)))
+        async with asyncio.timeout(30):
+            while still(clients) and not case.ready(workers, clients):
+                await asyncio.sleep(0.005)
+        began = time.monotonic()
+        for client in clients:
+            client.leave()
+        async with asyncio.timeout(WALL_BOUND_S):
+            for pool in (workers.prefill, workers.decode):
+                while not await free(pool[0], 4096):
+                    await asyncio.sleep(0.005)
+        print(
+            f"{surface} {moment}: free after {time.monotonic() - began:.3f} s, {len(watched.arrived)} cancels at decode"
+        )
+        late = {i: n - watched.arrived[i] for i, n in watched.gone.items() if n - watched.arrived[i] > STEPS_BOUND}
+        assert not late
+        answers = [answer["choices"][0]["token_ids"] for answer in await asyncio.gather(*staying)]
+        await workers.idle()
+        assert answers == [(await tokens(running, **ask))["choices"][0]["token_ids"] for ask in asked]
+        await workers.idle()
+        assert await running.metric("diptych_requests_running") == 0
+        assert await running.metric("diptych_requests_waiting") == 0
