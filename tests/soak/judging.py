@@ -125,6 +125,10 @@ class Bounds:
         """A worker first meets every size of matrix that there is, and keeps a kernel for each."""
         return self.flat_workers if name in workers else self.flat
 
+    def grown(self, lives: Sequence[Life], workers: Sequence[str]) -> list[Life]:
+        """Those that break a bound."""
+        return [life for life in lives if any(flat.broken_by(life) for flat in self.of(life.name, workers))]
+
     @property
     def least_life_s(self) -> float:
         """Shorter lives are not judged."""
@@ -184,11 +188,10 @@ def _of_resources(found: Findings, bounds: Bounds) -> list[str]:
         if len(after.named) > len(before.named):
             said.append(f"{name}: {len(after.named)} abstract sockets, before {len(before.named)}")
         said += [f"{name}: has {file} open" for file in after.shm_files - before.shm_files]
-    for life in found.lives:
-        if any(flat.broken_by(life) for flat in bounds.of(life.name, found.workers)):
-            gain_mib, slope = life.second_half()
-            said.append(
-                f"{life.name} (pid {life.pid}): gained {gain_mib:.1f} MiB in the second half of {life.length_s:.0f} s, "
-                f"{slope:.2f} MiB a minute"
-            )
+    for life in bounds.grown(found.lives, found.workers):
+        gain_mib, slope = life.second_half()
+        said.append(
+            f"{life.name} (pid {life.pid}): gained {gain_mib:.1f} MiB in the second half of {life.length_s:.0f} s, "
+            f"{slope:.2f} MiB a minute"
+        )
     return said

@@ -10,7 +10,7 @@ from tests.soak.judging import Bounds, Findings, violations
 from tests.soak.run import SoakConfig
 
 
-def rows(found: Findings) -> list[tuple[str, float, str]]:
+def rows(found: Findings, bounds: Bounds) -> list[tuple[str, float, str]]:
     """(what, how many, unit) of everything that must be 0."""
     tally = found.tally
     return [
@@ -19,6 +19,7 @@ def rows(found: Findings) -> list[tuple[str, float, str]]:
         ("failed requests", len(tally.failed), ""),
         ("workers that hold blocks when idle", sum(usage > 0 for usage in found.kv_usage.values()), ""),
         ("processes, sockets and segments left over", len(found.left_over), ""),
+        ("processes whose memory is not flat", len(bounds.grown(found.lives, found.workers)), ""),
         ("log lines of errors", len(found.complaints), ""),
     ]
 
@@ -36,7 +37,7 @@ def table(found: Findings, kinds: Counter[str], bounds: Bounds) -> str:
     lines += [f"{'  ' + outcome:44} {tally.outcomes[outcome]:8}" for outcome in Outcome]
     lines += [f"{'  failed as DESIGN section 7 allows':44} {len(tally.allowed):8}"]
     lines += [f"{'disturbances: ' + kind:44} {kinds[kind]:8}" for kind in sorted(kinds)]
-    lines += [f"{what:44} {count:8}" for what, count, _ in rows(found)]
+    lines += [f"{what:44} {count:8}" for what, count, _ in rows(found, bounds)]
     lines += [f"{'slowest complete answer, s':44} {tally.slowest_s:8.1f}"]
     for name, length_s, gain_mib, slope in memory_rows(found, bounds):
         lines.append(
@@ -56,7 +57,7 @@ def report(config: SoakConfig, found: Findings, kinds: Counter[str], bounds: Bou
     measures.append(Measure("slowest complete answer", "s", (tally.slowest_s,)))
     for name, length_s, gain_mib, _ in memory_rows(found, bounds):
         measures.append(Measure(f"gained in the second half of {length_s:.0f} s: {name}", "MiB", (gain_mib,)))
-    verdicts = [Verdict(what, float(count), unit, 0.0, False) for what, count, unit in rows(found)]
+    verdicts = [Verdict(what, float(count), unit, 0.0, False) for what, count, unit in rows(found, bounds)]
     verdicts.append(Verdict("violations of any kind", float(len(violations(found, bounds))), "", 0.0, False))
     size = config.size
     return Report(
