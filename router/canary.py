@@ -31,6 +31,7 @@ from router.progress import Job, Progress
 log = get_logger(__name__)
 _PROMPT = (1, 2, 3)  # ids that every vocabulary has; fewer than a block
 _SAMPLING = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
+_FULL = 0.95  # share of a decode worker's KV memory in use
 _WORKERS_SHARE = 0.8  # of a canary's time, so that what they say was missing (room!) comes before it is over
 
 
@@ -48,6 +49,7 @@ class _Heard:
 
     committed: bool = False
     first_came: bool = False
+    crowded: bool = False  # the decode worker, at the end: then it may be room that is missing
     refusal: DiptychError | None = None  # why its hand-off was given up
     end: DiptychError | None = None  # why its answer is not whole
 
@@ -65,7 +67,7 @@ class _Heard:
             return None
         if self.refusal is not None:
             return self.refusal if may_be_the_way(self.refusal) else None
-        if self.first_came and isinstance(self.end, DeadlineExceeded):
+        if self.first_came and not self.crowded and isinstance(self.end, DeadlineExceeded):
             return TransferFailed("the first token came, and the hand-off did not end in its time")
         return None
 
@@ -140,6 +142,8 @@ class Canary:
                         return heard
         except DiptychError as error:
             heard.end = error
+            now = [c for c in pools.candidates(WorkerKind.DECODE) if c.info.ref == pair.decode]
+            heard.crowded = any(c.load.kv_usage > _FULL or c.load.num_waiting for c in now)
         return heard
 
     def _say_whether_any_works(self) -> None:

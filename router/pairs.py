@@ -112,10 +112,7 @@ class PairBook:
             self._judge(pair, entry, error.message)
 
     def canary_failed(self, pair: Pair, error: DiptychError) -> None:
-        """The same of a canary; the next one is due after a pause that grows."""
-        if not may_be_the_way(error):
-            self.canary_said_nothing(pair)
-            return
+        """The same of a canary whose way was to blame; the next one is due after a pause that grows."""
         entry, config = self._entry(pair), self._config
         entry.num_failed_canaries += 1
         pause_s = config.retry_s * 2 ** min(entry.num_failed_canaries - 1, 20)

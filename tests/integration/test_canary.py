@@ -153,11 +153,12 @@ async def test_a_way_that_swallows_everything_is_bad_too(tmp_path):
 
 async def test_a_worker_that_is_full_or_busy_is_not_called_bad(tmp_path):
     setup = Setup(model=FAKE, num_decode=1, decode_blocks=8, step_s=0.05)
-    canary = CanaryConfig(interval_s=0.1, spacing_s=0.02, timeout_s=0.3, canary_failures=1)
+    canary = CanaryConfig(interval_s=0.1, spacing_s=0.02, timeout_s=2.0, canary_failures=1)
     async with cluster(tmp_path, canary, setup) as (running, workers):
         lease = await workers.decode[0].worker.driver.call(lambda engine: engine.reserve("full", 128, ()))
         await until(lambda: running.metric("diptych_canary_total", outcome="undecided"))
-        assert (await health(running))["pairs"]["bad"] == 0
+        assert (await health(running))["bad_pairs"] == []
+        assert await running.metric("diptych_canary_total", outcome="failed") == 0.0
         await workers.decode[0].worker.driver.call(lambda engine: engine.release(lease))
         await pairs_are(running, ok=1)
 
@@ -169,6 +170,17 @@ async def test_a_canary_leaves_nothing_in_prefix_caches_and_costs_milliseconds(t
         for served_worker in (*workers.prefill, *workers.decode):
             stats = await served_worker.worker.driver.call(lambda engine: engine.stats())
             assert stats.num_prefix_hit_tokens == 0
+
+
+async def test_a_router_that_drains_sends_no_more(tmp_path):
+    async with cluster(tmp_path, QUICK) as (running, workers):
+        del workers
+        await until(lambda: _at_least(running, 1))
+        await running.router.drain()
+        await asyncio.sleep(0.1)  # one may be under way
+        sent = await running.metric("diptych_canary_total", outcome="ok")
+        await asyncio.sleep(1.0)  # three intervals
+        assert await running.metric("diptych_canary_total", outcome="ok") == sent
 
 
 async def _at_least(running, count):
