@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import json
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ from contracts.kv_layout import KVLayout
 from contracts.pb.diptych.v1 import inference_pb2_grpc
 from contracts.worker import WorkerInfo, WorkerKind
 from engine.config import SchedulerConfig
+from engine.engine import EngineStats
 from engine.execution.interface import ModelRunner, ScheduledBatch
 from engine.sampling.row import SampledToken
 from router.config import RegistryConfig
@@ -48,8 +49,8 @@ SCHEDULER = SchedulerConfig(
 class Breath:
     """What the decode workers of a crew share: the first that would make token number `hold_at` waits until it is cut off."""
 
-    def __init__(self, hold_at: int | None) -> None:
-        self.hold_at = hold_at
+    def __init__(self) -> None:
+        self.hold_at: int | None = None
         self.held: asyncio.Future[int] = asyncio.get_running_loop().create_future()  # which of them
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
@@ -148,9 +149,9 @@ class Crew:
             if served not in self.lost:
                 await served.idle()
 
-    async def num_decode_steps(self) -> list[int]:
-        """Steps that each decode worker made."""
-        return [(await w.worker.driver.call(lambda engine: engine.stats())).num_steps for w in self.pools.decode]
+    async def stats(self, pool: Sequence[Served]) -> list[EngineStats]:
+        """What each engine of a pool has done."""
+        return [await served.worker.driver.call(lambda engine: engine.stats()) for served in pool]
 
 
 @dataclass
@@ -164,9 +165,9 @@ class House:
     epochs: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     @asynccontextmanager
-    async def crew(self, hold_at: int | None = None, num_blocks: int = NUM_BLOCKS) -> AsyncIterator[Crew]:
-        """Workers until the block ends; then nothing may be left on any of them."""
-        breath, lines = Breath(hold_at), list[Line]()
+    async def crew(self, num_blocks: int = NUM_BLOCKS, context: int = NUM_BLOCKS * BLOCK_SIZE) -> AsyncIterator[Crew]:
+        """Workers until the block ends; then nothing may be left on any of them. They say that they have this context."""
+        breath, lines = Breath(), list[Line]()
         setup = Setup(
             num_decode=2,
             prefill_blocks=num_blocks,
@@ -181,18 +182,19 @@ class House:
             for worker in made.decode:
                 lines.append(Line(worker.server.port))
                 stack.push_async_callback(lines[-1].cut)
-                await self._announce(worker, WorkerKind.DECODE, await lines[-1].open(), setup, stack)
+                await self._announce(worker, WorkerKind.DECODE, await lines[-1].open(), (num_blocks, context), stack)
             for worker in made.prefill:
-                await self._announce(worker, WorkerKind.PREFILL, worker.server.port, setup, stack)
+                await self._announce(worker, WorkerKind.PREFILL, worker.server.port, (num_blocks, context), stack)
             crew = Crew(made, breath, lines)
             yield crew
             await crew.idle()
 
-    async def _announce(self, worker: Served, kind: WorkerKind, port: int, setup: Setup, stack: AsyncExitStack) -> None:
-        assert setup.real is not None
-        num_blocks = setup.decode_blocks
-        address, max_model_len = f"127.0.0.1:{port}", min(1024, num_blocks * BLOCK_SIZE)
-        info = WorkerInfo(worker.ref, kind, address, MODEL, setup.real.layout, ("local",), max_model_len, num_blocks)
+    async def _announce(
+        self, worker: Served, kind: WorkerKind, port: int, size: tuple[int, int], stack: AsyncExitStack
+    ) -> None:
+        num_blocks, context = size
+        layout = real_model().layout
+        info = WorkerInfo(worker.ref, kind, f"127.0.0.1:{port}", MODEL, layout, ("local",), context, num_blocks)
         await self.registry.announce(info, worker.worker.load())
         stack.push_async_callback(self.registry.leave, worker.ref)
 

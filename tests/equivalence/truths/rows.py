@@ -88,7 +88,7 @@ BORDERS = [
         "stop string over all, kept", ask(stop=("\ndisagreeable, and",), include_stop=True), 8, "\ndisagreeable, and"
     ),
     _stopped("stop string behind min_tokens", ask(replace(GREEDY, min_tokens=8), stop=("d", "c")), 10, "c"),
-    _length("a stop string that never ends", ask(stop=("\ndisagreeable, and the cir?",))),
+    _length("a stop string that never ends", ask(stop=("\ndisagreeable, and the circum",))),
     _length("characters of several tokens", ask(SUN)),
     _length("half a character at the end", ask(replace(SUN, max_tokens=11, logprobs=1)), 11),
     _stopped("stop string of many bytes", ask(SUN, stop=("日日",)), 6, "日日"),

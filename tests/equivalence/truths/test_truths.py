@@ -6,17 +6,15 @@ What is heard is compared with the slow truth (naive.py), so all ways and doors 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import pytest
-import pytest_asyncio
 
 from router.exchange import Route
 from tests.equivalence.truths.case import Heard, check_same
 from tests.equivalence.truths.doors import DOORS
-from tests.equivalence.truths.house import Crew, House, house
-from tests.equivalence.truths.naive import expected
+from tests.equivalence.truths.house import BLOCK_SIZE, Crew, House
+from tests.equivalence.truths.naive import expected, prompt_ids
 from tests.equivalence.truths.rows import EVERY_CUT, GRPC, ROWS, STREAM, WHOLE, Row
 from tests.integration.pools import PATIENCE_S
 
@@ -54,12 +52,6 @@ EVERYWHERE = [
 ]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
-    async with house(tmp_path_factory.mktemp("truths")) as made:
-        yield made
-
-
 @pytest.mark.parametrize(("row", "door", "way"), CASES)
 async def test_one_question_one_answer(served: House, row: Row, door: str, way: Way) -> None:
     await check(served, row, door, way)
@@ -78,21 +70,34 @@ async def check(served: House, row: Row, door: str, way: Way) -> None:
     async with served.crew() as crew:
         for _ in range(row.question.warm):
             await DOORS[door](served, row.question, way.route, lambda _: None)
-        steps_before = await crew.num_decode_steps()
+        before = await crew.stats(crew.pools.decode)
         crew.breath.hold_at = way.cut
         heard = await asked_and_cut(served, crew, row, door, way)
         check_same(heard, truth)
-        steps = [after - before for after, before in zip(await crew.num_decode_steps(), steps_before, strict=True)]
+        check_made_this_way(heard, row, way)
+        after = await crew.stats(crew.pools.decode)
+        steps = [a.num_steps - b.num_steps for a, b in zip(after, before, strict=True)]
+        if way.route is Route.DISAGGREGATED and row.at_prefill:
+            assert steps == [0, 0]
+        if way.cut is not None and row.finish == "length" and way.cut < row.num_tokens - 1:
+            assert all(steps), "nobody took it over"
+        if way.cut is None and not row.question.warm:
+            await check_computed_once(crew, row, way)
+
+
+def check_made_this_way(heard: Heard, row: Row, way: Way) -> None:
     if way.route is Route.COLOCATED or row.at_prefill:
         assert not any(heard.handed_off)
-    elif way.cut is None and not isinstance(
-        row.stop, str
-    ):  # a stop string may be complete before the hand-off's account
+    elif way.cut is None and not isinstance(row.stop, str):  # that may be complete before the hand-off's account is in
         assert all(heard.handed_off)
-    if way.route is Route.DISAGGREGATED and row.at_prefill:
-        assert steps == [0, 0]
-    if way.cut is not None and row.finish == "length" and way.cut < row.num_tokens - 1:
-        assert all(steps), "nobody took it over"
+
+
+async def check_computed_once(crew: Crew, row: Row, way: Way) -> None:
+    """The prompt, of whose blocks each further answer computes the last again."""
+    pool = crew.pools.prefill if way.route is Route.DISAGGREGATED else crew.pools.decode
+    stats = await crew.stats(pool)
+    num_computed = sum(s.num_prefix_queried_tokens - s.num_prefix_hit_tokens for s in stats)
+    assert num_computed <= len(prompt_ids(row.question)) + (row.question.n - 1) * BLOCK_SIZE
 
 
 async def asked_and_cut(served: House, crew: Crew, row: Row, door: str, way: Way) -> Heard:
