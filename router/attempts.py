@@ -278,7 +278,7 @@ class HandOver:
             before = self._target.handoff_id
             self._aim_elsewhere(error)
             self._unheard.add(before)
-            self._alarms.set(self._means.retry.handoff_verdict_s, error)
+            self._alarms.set(self._means.retry.handoff_verdict_s, _said_already(error))
         elif self._decode_error is None:  # the prefill worker gave it up, and is about to say why
             self._decode_error = error
             self._alarms.set(self._means.retry.handoff_verdict_s, error)
@@ -314,7 +314,7 @@ class HandOver:
             why = f"no decode worker is ready to take the hand-off: {error.message}"
             raise Draining(why) if isinstance(error, Draining) else Unavailable(why)
         self._detach()
-        self._given_up[self._target.handoff_id] = error
+        self._given_up[self._target.handoff_id] = _said_already(error)
         self._target = Target(self._means.new_id(), decode.ref, decode.address)
         self._decode_error = None
         self._alarms.cancel_timers()
@@ -355,6 +355,11 @@ def _judged(error: DiptychError, ref: WorkerRef, means: Means, progress: Progres
     if isinstance(error, Draining):
         means.pools.suspect(ref)
     return error
+
+
+def _said_already(error: DiptychError) -> DiptychError:
+    """For an error that may end the attempt later: a worker's death is counted once."""
+    return Unavailable(error.message) if isinstance(error, WorkerLost) else error
 
 
 def _deadline() -> DiptychError:
