@@ -17,6 +17,8 @@ import time
 from types import TracebackType
 from typing import TextIO
 
+from observability.lines import LineHandler
+
 LogValue = str | int | float | bool | None
 _FIELDS = "diptych_fields"
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/@+,[]()<>*%")
@@ -59,20 +61,28 @@ def get_logger(name: str) -> Log:
 
 
 def configure_logging(service: str, level: str = "info", stream: TextIO | None = None) -> None:
-    """Send every log of this process to `stream` (stderr), one line per event, named `service`.
+    """Send every log of this process to `stream`, one line per event, named `service`.
 
-    `level` is debug, info, warning or error; raises ValueError for another. Calling again replaces the former set-up.
+    Without `stream` it is stderr, and nobody waits for its reader. `level` is debug, info, warning or error; raises ValueError
+    for another. Calling again replaces the former set-up.
     """
     number = {"debug": 10, "info": 20, "warning": 30, "error": 40}.get(level.lower())
     if number is None:
         raise ValueError(f"log level: got {level!r}, must be debug, info, warning or error")
-    handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
+    handler = _to_stderr() if stream is None else logging.StreamHandler(stream)
     handler.setFormatter(LineFormatter(service))
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(number)
+
+
+def _to_stderr() -> logging.Handler:
+    try:
+        return LineHandler(sys.stderr.fileno())
+    except OSError:  # not a file: somebody in this process collects it
+        return logging.StreamHandler(sys.stderr)
 
 
 class LineFormatter(logging.Formatter):
