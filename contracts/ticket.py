@@ -17,10 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from contracts.errors import HandoffError, StaleEpoch
 from contracts.kv_layout import KVLayout
 from contracts.request import GenerationRequest, TokenLogprob
-from contracts.worker import ConnectorAddress, WorkerRef
+from contracts.worker import ConnectorAddress, WorkerRef, check_life
 from observability.stages import StageTimes
 
 
@@ -170,8 +169,5 @@ class Answer(Protocol):
 
 def check_answer(answer: Answer, prefill: WorkerRef, decode: WorkerRef) -> None:
     """StaleEpoch or HandoffError unless it is `decode`, in this life, that answers `prefill`, in this life."""
-    for got, expected in ((answer.decode, decode), (answer.prefill, prefill)):
-        if got.worker_id != expected.worker_id:
-            raise HandoffError(f"an answer of or for {got.worker_id}, where {expected.worker_id} was expected")
-        if got.epoch != expected.epoch:
-            raise StaleEpoch(expected.worker_id, expected.epoch, got.epoch)
+    check_life(decode, answer.decode)
+    check_life(prefill, answer.prefill)

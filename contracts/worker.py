@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from enum import StrEnum
 
+from contracts.errors import HandoffError, StaleEpoch
 from contracts.kv_layout import KVLayout
 
 
@@ -35,6 +36,14 @@ class WorkerRef:
 
     worker_id: str
     epoch: int
+
+
+def check_life(expected: WorkerRef, got: WorkerRef) -> None:
+    """HandoffError when it is another worker, StaleEpoch when it is another life of this one."""
+    if got.worker_id != expected.worker_id:
+        raise HandoffError(f"this is {expected.worker_id}, not {got.worker_id}")
+    if got.epoch != expected.epoch:
+        raise StaleEpoch(expected.worker_id, expected.epoch, got.epoch)
 
 
 @dataclass(frozen=True, slots=True)

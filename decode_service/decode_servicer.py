@@ -3,6 +3,7 @@
     attach ──▶ AnswerDesk.attach    generate ──▶ .generate    cancel ──▶ .cancel    RouterSession.batches ──▶ DecodeBatch …
 
 A command that cannot be read ends the session with INVALID_ARGUMENT, unless it names its request: then only that one fails.
+One that is meant for another life of this worker ends it with FAILED_PRECONDITION.
 Does not know engines or hand-offs.
 """
 
@@ -15,10 +16,11 @@ from contextlib import suppress
 
 import grpc
 
-from contracts import wire
+from contracts import wire, wire_handoff
 from contracts.errors import DiptychError, InternalError, InvalidRequest
 from contracts.pb.diptych.v1 import decode_pb2, decode_pb2_grpc
 from contracts.request import FinishReason, TokenDelta
+from contracts.worker import check_life
 from decode_service.desk import AnswerDesk
 from decode_service.session import RouterSession
 from observability.log import get_logger
@@ -39,11 +41,11 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
     ) -> AsyncIterator[decode_pb2.DecodeBatch]:
         """See the service's definition. When the call ends, however it does, all that it carried is aborted."""
         del context
-        session = self._desk.open_session()
+        session, ours = self._desk.open_session(), wire_handoff.worker_ref_to_pb(self._desk.ref)
         listening = asyncio.ensure_future(self._listen(session, request_iterator))
         try:
             async for deltas in session.batches():
-                yield decode_pb2.DecodeBatch(deltas=[wire.delta_to_pb(delta) for delta in deltas])
+                yield decode_pb2.DecodeBatch(decode=ours, deltas=[wire.delta_to_pb(delta) for delta in deltas])
         finally:
             listening.cancel()
             self._desk.close_session(session)
@@ -63,6 +65,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
             session.fail(InternalError(f"{type(error).__name__} while obeying a command; see the worker's log"))
 
     def _obey(self, session: RouterSession, command: decode_pb2.DecodeCommand) -> None:
+        check_life(self._desk.ref, wire_handoff.worker_ref_from_pb(command.decode))
         match command.WhichOneof("command"):
             case "attach":
                 if not command.attach.handoff_id:

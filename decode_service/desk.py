@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from contracts.errors import DiptychError, Draining
 from contracts.request import GenerationRequest
+from contracts.worker import WorkerRef
 from decode_service.outputs import Answer, AnswerBook, AnswerState
 from decode_service.session import RouterSession
 from engine.driver import EngineDriver
@@ -23,8 +24,8 @@ from kv_transfer.endings import report
 class AnswerDesk:
     """Owns the sessions; the book owns their answers. Used from one event loop."""
 
-    def __init__(self, worker_id: str, driver: EngineDriver, book: AnswerBook, session_batches: int) -> None:
-        self._worker_id = worker_id
+    def __init__(self, ref: WorkerRef, driver: EngineDriver, book: AnswerBook, session_batches: int) -> None:
+        self.ref = ref
         self._driver = driver
         self._book = book
         self._session_batches = session_batches
@@ -103,7 +104,7 @@ class AnswerDesk:
             await asyncio.wait(set(self._admitting))
 
     def _draining(self) -> Draining:
-        return Draining(f"{self._worker_id} is about to stop")
+        return Draining(f"{self.ref.worker_id} is about to stop")
 
     async def _admit(self, request: GenerationRequest) -> None:
         # Cancelled before its turn: then its abort is ahead of us in the queue.

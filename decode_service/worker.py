@@ -52,7 +52,7 @@ class DecodeWorker:
         self._config = config
         self.driver = EngineDriver(engine, lambda output: self._book.deliver(output.deltas), loop=loop)
         self._book = AnswerBook(self._abort, self._clock, config.outputs)
-        self.desk = AnswerDesk(ref.worker_id, self.driver, self._book, config.session_batches)
+        self.desk = AnswerDesk(ref, self.driver, self._book, config.session_batches)
         self._sweeping: asyncio.Task[None] | None = None
         self._state = WorkerState.STARTING
         self.on_mismatch: Callable[[], None] | None = None

@@ -15,7 +15,7 @@ from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 from contracts.errors import DiptychError, HandoffError, StaleEpoch
-from contracts.worker import WorkerRef
+from contracts.worker import WorkerRef, check_life
 
 T = TypeVar("T")
 NameT = TypeVar("NameT", bound=Hashable)
@@ -39,11 +39,7 @@ class Lives:
 
     def check(self, prefill: WorkerRef, decode: WorkerRef) -> bool:
         """Whether `prefill` shows a newer life than known; StaleEpoch or HandoffError when either ref is not current."""
-        ours = self._ours
-        if decode.worker_id != ours.worker_id:
-            raise HandoffError(f"this is {ours.worker_id}, not {decode.worker_id}")
-        if decode.epoch != ours.epoch:
-            raise StaleEpoch(ours.worker_id, ours.epoch, decode.epoch)
+        check_life(self._ours, decode)
         known = self._newest.get(prefill.worker_id)
         if known is not None and prefill.epoch < known:
             raise StaleEpoch(prefill.worker_id, known, prefill.epoch)

@@ -2,7 +2,7 @@
 
     PrefillCommand(run) ──▶ PrefillWorker.run ──▶ PrefillEvent …       PrefillCommand(retarget) ──▶ the run's next target
 
-Does not know engines or hand-offs.
+A command that is meant for another life of this worker is refused. Does not know engines or hand-offs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from contracts import wire
 from contracts.errors import InvalidRequest
 from contracts.pb.diptych.v1 import prefill_pb2, prefill_pb2_grpc
 from contracts.prefill import Target
+from contracts.wire_handoff import worker_ref_from_pb, worker_ref_to_pb
 from contracts.wire_prefill import event_to_pb, target_from_pb
+from contracts.worker import check_life
 from observability.log import get_logger
 from prefill_service.worker import PrefillWorker
 
@@ -40,13 +42,15 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         first = await anext(request_iterator, None)
         if first is None or first.WhichOneof("command") != "run":
             raise InvalidRequest("command", None if first is None else first.WhichOneof("command"), "must be run first")
+        check_life(self._worker.ref, worker_ref_from_pb(first.prefill))
         request = wire.request_from_pb(first.run.request)
         targets: asyncio.Queue[Target | None] = asyncio.Queue()
         listening = asyncio.ensure_future(_listen(request_iterator, targets))
+        ours = worker_ref_to_pb(self._worker.ref)
         try:
             async with aclosing(self._worker.run(request, target_from_pb(first.run.target), targets)) as events:
                 async for event in events:
-                    yield event_to_pb(event)
+                    yield event_to_pb(event, ours)
         finally:
             listening.cancel()
             with suppress(asyncio.CancelledError):

@@ -48,8 +48,8 @@ class RetryConfig:
     that went away while they had it end it. A worker that drains and gives a request up costs it nothing of all that.
     While no worker is there, a request that already ran waits up to `worker_wait_s` for one, and a new one does where the
     last was there no longer ago than that; so does every request in the router's first `first_worker_wait_s`, in which the
-    workers of its last life find it again. Where a decode worker says that the prefill worker gave a
-    hand-off up, the prefill worker's own word is awaited for `handoff_verdict_s`.
+    workers of its last life find it again. A prefill worker's word is awaited for `handoff_verdict_s`: why it gave a hand-off
+    up, where decode says that it did; that it has heard of another target, where the decode worker was lost before the commit.
     """
 
     max_failures: int = 6

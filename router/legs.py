@@ -5,7 +5,8 @@
     DecodeSession  idle ──first command──▶ open ──broken──▶ idle (all that it carried is told, at once)
 
 Both put events into the inbox of the request they belong to, in the order in which they came; the flow reads that one
-inbox. Cancelling is immediate and needs no await. Does not know what the flow does about an event.
+inbox. Each is meant for one life of a worker and says so in every command; what another life answers is not believed.
+Cancelling is immediate and needs no await. Does not know what the flow does about an event.
 """
 
 from __future__ import annotations
@@ -17,13 +18,22 @@ from typing import TypeVar
 
 import grpc
 
-from contracts.errors import DiptychError, Draining, InternalError, RequestCancelled, Unavailable, WorkerLost
+from contracts.errors import (
+    DiptychError,
+    Draining,
+    InternalError,
+    RequestCancelled,
+    StaleEpoch,
+    Unavailable,
+    WorkerLost,
+)
 from contracts.pb.diptych.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, types_pb2
 from contracts.prefill import PrefillEvent, Target
 from contracts.request import GenerationRequest, TokenDelta
 from contracts.wire import delta_from_pb, request_to_pb
+from contracts.wire_handoff import worker_ref_from_pb, worker_ref_to_pb
 from contracts.wire_prefill import event_from_pb, target_to_pb
-from contracts.worker import WorkerInfo
+from contracts.worker import WorkerInfo, check_life
 from observability.log import get_logger
 from rpc.channel import wait_connected
 from rpc.errors import from_rpc_error
@@ -70,6 +80,7 @@ class PrefillLeg:
 
     def __init__(self, worker: WorkerInfo, channel: grpc.aio.Channel, connect_timeout_s: float, inbox: Inbox) -> None:
         self._worker = worker
+        self._ref = worker_ref_to_pb(worker.ref)
         self._channel = channel
         self._connect_timeout_s = connect_timeout_s
         self._inbox = inbox
@@ -79,12 +90,12 @@ class PrefillLeg:
     def start(self, request: GenerationRequest, target: Target) -> None:
         """Send the prompt. Returns at once; what happens comes as events."""
         run = prefill_pb2.PrefillRun(request=request_to_pb(request), target=target_to_pb(target))
-        self._commands.put_nowait(prefill_pb2.PrefillCommand(run=run))
+        self._commands.put_nowait(prefill_pb2.PrefillCommand(prefill=self._ref, run=run))
         self._task = asyncio.ensure_future(self._drive())
 
     def retarget(self, target: Target) -> None:
         """Push the KV there instead, whether the hand-off before has failed or is under way."""
-        self._commands.put_nowait(prefill_pb2.PrefillCommand(retarget=target_to_pb(target)))
+        self._commands.put_nowait(prefill_pb2.PrefillCommand(prefill=self._ref, retarget=target_to_pb(target)))
 
     def cancel(self) -> None:
         """Abort the request and its hand-off, unless the call is over. No event comes after this."""
@@ -99,12 +110,17 @@ class PrefillLeg:
             await wait_connected(self._channel, self._worker.address, self._connect_timeout_s)
             call = prefill_pb2_grpc.PrefillStub(self._channel).Run(_drain(self._commands))
             async for message in call:
+                check_life(self._worker.ref, worker_ref_from_pb(message.prefill))
                 self._inbox.put_nowait(event_from_pb(message))
             error = None
         except grpc.aio.AioRpcError as broken:
             error = from_rpc_error(broken, name)
             if isinstance(error, RequestCancelled):  # not by us: its server went down
                 error = WorkerLost(error.message)
+            elif isinstance(error, StaleEpoch):  # it has started again, and knows nothing of the request
+                error = Unavailable(error.message)
+        except StaleEpoch as broken:
+            error = WorkerLost(broken.message)
         except DiptychError as broken:
             error = broken
         finally:
@@ -127,6 +143,7 @@ class DecodeSession:
         on_lost: Callable[[WorkerInfo], None],
     ) -> None:
         self._worker = worker
+        self._ref = worker_ref_to_pb(worker.ref)
         self._channel = channel
         self._connect_timeout_s = connect_timeout_s
         self._on_lost = on_lost
@@ -137,18 +154,23 @@ class DecodeSession:
 
     def attach(self, handoff_id: str, wait_s: float, inbox: Inbox) -> None:
         """Follow a hand-off; may be said before the worker knows of it."""
-        command = decode_pb2.DecodeCommand(attach=decode_pb2.Attach(handoff_id=handoff_id, wait_s=wait_s))
+        command = decode_pb2.DecodeCommand(
+            decode=self._ref, attach=decode_pb2.Attach(handoff_id=handoff_id, wait_s=wait_s)
+        )
         self._carry(handoff_id, command, inbox)
 
     def generate(self, request: GenerationRequest, inbox: Inbox) -> None:
         """Run a request on this worker alone."""
-        command = decode_pb2.DecodeCommand(generate=decode_pb2.GenerateAlone(request=request_to_pb(request)))
+        command = decode_pb2.DecodeCommand(
+            decode=self._ref, generate=decode_pb2.GenerateAlone(request=request_to_pb(request))
+        )
         self._carry(request.request_id, command, inbox)
 
     def cancel(self, request_id: str) -> None:
         """Stop it, unless its end has come; its inbox hears nothing more."""
         if self._inboxes.pop(request_id, None) is not None:
-            self._commands.put_nowait(decode_pb2.DecodeCommand(cancel=decode_pb2.Cancel(request_id=request_id)))
+            cancel = decode_pb2.Cancel(request_id=request_id)
+            self._commands.put_nowait(decode_pb2.DecodeCommand(decode=self._ref, cancel=cancel))
 
     def close(self, reason: str) -> None:
         """End the session for good; what it carries, now or later, is told that the worker is lost."""
@@ -174,10 +196,12 @@ class DecodeSession:
             await wait_connected(self._channel, self._worker.address, self._connect_timeout_s)
             call = decode_pb2_grpc.DecodeStub(self._channel).Session(_drain(commands))
             async for batch in call:
+                check_life(self._worker.ref, worker_ref_from_pb(batch.decode))
                 for delta in batch.deltas:
                     self._deliver(delta.request_id, delta)
         except grpc.aio.AioRpcError as broken:
-            error = WorkerLost(from_rpc_error(broken, name).message)
+            told = from_rpc_error(broken, name)
+            error = (Unavailable if isinstance(told, StaleEpoch) else WorkerLost)(told.message)
         except DiptychError as broken:
             error = Unavailable(broken.message)  # it never heard of what the session carries
         finally:

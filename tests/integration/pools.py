@@ -235,6 +235,7 @@ class Decoding:
     """One decode session; deltas are sorted by request."""
 
     def __init__(self, served: Served) -> None:
+        self._ref = wire_handoff.worker_ref_to_pb(served.ref)
         self.call = decode_pb2_grpc.DecodeStub(served.channel).Session()
         self._writing = asyncio.Lock()
         self.deltas: dict[str, list[TokenDelta]] = {}
@@ -244,14 +245,15 @@ class Decoding:
 
     async def attach(self, handoff_id: str, wait_s: float = PATIENCE_S) -> None:
         attach = decode_pb2.Attach(handoff_id=handoff_id, wait_s=wait_s)
-        await self._write(decode_pb2.DecodeCommand(attach=attach))
+        await self._write(decode_pb2.DecodeCommand(decode=self._ref, attach=attach))
 
     async def generate(self, asked: GenerationRequest) -> None:
         generate = decode_pb2.GenerateAlone(request=wire.request_to_pb(asked))
-        await self._write(decode_pb2.DecodeCommand(generate=generate))
+        await self._write(decode_pb2.DecodeCommand(decode=self._ref, generate=generate))
 
     async def cancel(self, request_id: str) -> None:
-        await self._write(decode_pb2.DecodeCommand(cancel=decode_pb2.Cancel(request_id=request_id)))
+        cancel = decode_pb2.Cancel(request_id=request_id)
+        await self._write(decode_pb2.DecodeCommand(decode=self._ref, cancel=cancel))
 
     async def some(self, request_id: str, count: int) -> list[TokenDelta]:
         """The deltas of a request once there are `count` of them, or it ended."""
@@ -300,14 +302,15 @@ class Prefilling:
     """One Prefill.Run."""
 
     def __init__(self, served: Served) -> None:
+        self._ref = wire_handoff.worker_ref_to_pb(served.ref)
         self.call = prefill_pb2_grpc.PrefillStub(served.channel).Run()
 
     async def run(self, asked: GenerationRequest, target: prefill_pb2.HandoffTarget) -> None:
         run = prefill_pb2.PrefillRun(request=wire.request_to_pb(asked), target=target)
-        await self.call.write(prefill_pb2.PrefillCommand(run=run))
+        await self.call.write(prefill_pb2.PrefillCommand(prefill=self._ref, run=run))
 
     async def retarget(self, target: prefill_pb2.HandoffTarget) -> None:
-        await self.call.write(prefill_pb2.PrefillCommand(retarget=target))
+        await self.call.write(prefill_pb2.PrefillCommand(prefill=self._ref, retarget=target))
 
     async def event(self) -> prefill_pb2.PrefillEvent:
         async with asyncio.timeout(PATIENCE_S):

@@ -25,6 +25,7 @@ from contracts.wire import (
     request_from_pb,
     stages_to_pb,
 )
+from contracts.wire_handoff import worker_ref_to_pb
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
 from observability.stages import HandoffStats, StageTimes
 from rpc.announce import AnnounceConfig, Announcer, GrpcRegistryClient
@@ -123,6 +124,7 @@ class ScriptedWorker:
 class ScriptedPrefill(prefill_pb2_grpc.PrefillServicer):
     def __init__(self, worker: ScriptedWorker) -> None:
         self.worker, self.cluster, self.faults = worker, worker.cluster, worker.faults
+        self.ref = worker_ref_to_pb(worker.ref)
 
     async def Run(self, commands, context):
         first = (await anext(aiter(commands))).run
@@ -155,7 +157,7 @@ class ScriptedPrefill(prefill_pb2_grpc.PrefillServicer):
         gone = prefill_pb2.HandoffFailed(
             handoff_id=target.handoff_id, error=error_info_to_pb(error_info(WorkerLost("gone"))), hold_s=10
         )
-        return command.retarget, [prefill_pb2.PrefillEvent(handoff_failed=gone)]
+        return command.retarget, [prefill_pb2.PrefillEvent(prefill=self.ref, handoff_failed=gone)]
 
     async def events(self, request, target, commands, context):
         if self.faults.refuse:
@@ -171,7 +173,7 @@ class ScriptedPrefill(prefill_pb2_grpc.PrefillServicer):
         if self.faults.commit_before_first:
             self.cluster.commit(target.decode.worker_id, target.handoff_id).set_result(ticket)
             await asyncio.sleep(0.1)
-        yield prefill_pb2.PrefillEvent(tokens=delta_to_pb(delta))
+        yield prefill_pb2.PrefillEvent(prefill=self.ref, tokens=delta_to_pb(delta))
         if delta.finish_reason is not None:
             return
         if self.faults.die_after_first:
@@ -186,7 +188,7 @@ class ScriptedPrefill(prefill_pb2_grpc.PrefillServicer):
                 error=error_info_to_pb(error_info(self.faults.handoff_failures.pop())),
                 hold_s=10,
             )
-            yield prefill_pb2.PrefillEvent(handoff_failed=failed)
+            yield prefill_pb2.PrefillEvent(prefill=self.ref, handoff_failed=failed)
             command = await anext(aiter(commands), None)
             if command is None:  # a cancelled call ends the commands first
                 await asyncio.Event().wait()
@@ -200,7 +202,7 @@ class ScriptedPrefill(prefill_pb2_grpc.PrefillServicer):
         done = prefill_pb2.HandedOff(
             handoff_id=target.handoff_id, stats=handoff_stats_to_pb(STATS), stages=stages_to_pb(PREFILL_STAGES)
         )
-        yield prefill_pb2.PrefillEvent(handed_off=done)
+        yield prefill_pb2.PrefillEvent(prefill=self.ref, handed_off=done)
 
 
 class SessionEnd(TokenDelta):
@@ -210,6 +212,7 @@ class SessionEnd(TokenDelta):
 class ScriptedDecode(decode_pb2_grpc.DecodeServicer):
     def __init__(self, worker: ScriptedWorker) -> None:
         self.worker, self.cluster, self.faults = worker, worker.cluster, worker.faults
+        self.ref = worker_ref_to_pb(worker.ref)
 
     async def Session(self, commands, context):
         outbox: asyncio.Queue[TokenDelta | None] = asyncio.Queue()
@@ -238,7 +241,7 @@ class ScriptedDecode(decode_pb2_grpc.DecodeServicer):
             while (delta := await outbox.get()) is not None:
                 if isinstance(delta, SessionEnd):
                     return
-                yield decode_pb2.DecodeBatch(deltas=[delta_to_pb(delta)])
+                yield decode_pb2.DecodeBatch(decode=self.ref, deltas=[delta_to_pb(delta)])
             await context.abort(grpc.StatusCode.UNAVAILABLE, "decode worker died")
         finally:
             for task in [listener, *tasks.values()]:

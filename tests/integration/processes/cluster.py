@@ -11,18 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import grpc
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from cli.ports import KeptPort, keep_port
 from contracts import wire
-from contracts.pb.diptych.v1 import decode_pb2, decode_pb2_grpc
+from contracts.pb.diptych.v1 import decode_pb2, decode_pb2_grpc, types_pb2
 from contracts.request import GenerationRequest
 from contracts.sampling import SamplingParams
 from decode_service.config import DecodeConfig
@@ -212,9 +214,11 @@ class Cluster:
         if seed is not None:
             sampling = replace(sampling, temperature=TEMPERATURE, top_k=TOP_K, seed=seed)
         request = wire.request_to_pb(GenerationRequest("truth", asked.prompt, sampling))
-        alone = decode_pb2.DecodeCommand(generate=decode_pb2.GenerateAlone(request=request))
         async with open_channel(self.doors["oracle"].ports["grpc"].local_address) as channel:
-            session = decode_pb2_grpc.DecodeStub(channel).Session(_one(alone))
+            stub = decode_pb2_grpc.DecodeStub(channel)
+            ref = types_pb2.WorkerRef(worker_id="oracle", epoch=await _epoch(stub, "oracle"))
+            alone = decode_pb2.DecodeCommand(decode=ref, generate=decode_pb2.GenerateAlone(request=request))
+            session = stub.Session(_one(alone))
             token_ids = [int(i) async for batch in session for delta in batch.deltas for i in delta.token_ids]
         assert len(token_ids) == asked.max_tokens
         return token_ids
@@ -292,6 +296,19 @@ async def cluster(setup: Setup, folder: Path) -> AsyncIterator[Cluster]:
         made = Cluster(setup, nursery)
         await made.open(stack)
         yield made
+
+
+async def _epoch(stub: decode_pb2_grpc.DecodeAsyncStub, worker_id: str) -> int:
+    """Of a worker that announces itself to nobody: it names its life where it refuses a command for another."""
+    nobody = types_pb2.WorkerRef(worker_id=worker_id)
+    try:
+        async for _ in stub.Session(_one(decode_pb2.DecodeCommand(decode=nobody, cancel=decode_pb2.Cancel()))):
+            raise AssertionError("it obeys a command for another life")
+    except grpc.aio.AioRpcError as error:
+        named = re.search(r"expected (\d+)", error.details() or "")
+        assert named is not None, error
+        return int(named[1])
+    raise AssertionError("it does not refuse a command for another life")
 
 
 async def _one(command: decode_pb2.DecodeCommand) -> AsyncIterator[decode_pb2.DecodeCommand]:

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from contracts.clock import MonotonicClock
-from contracts.errors import InternalError, InvalidRequest
+from contracts.errors import InternalError, InvalidRequest, StaleEpoch
 from contracts.pb.diptych.v1 import decode_pb2, decode_pb2_grpc, types_pb2
 from contracts.worker import WorkerRef
 from decode_service.decode_servicer import DecodeServicer
@@ -42,21 +42,25 @@ async def served(desk: AnswerDesk | None = None) -> AsyncIterator[grpc.aio.Chann
     await worker.stop()
 
 
+D = types_pb2.WorkerRef(worker_id="d", epoch=1)
+
+
 def attach(wait_s: float) -> bytes:
-    command = decode_pb2.DecodeCommand(attach=decode_pb2.Attach(handoff_id="h", wait_s=wait_s))
+    command = decode_pb2.DecodeCommand(decode=D, attach=decode_pb2.Attach(handoff_id="h", wait_s=wait_s))
     return command.SerializeToString()
 
 
 @pytest.mark.parametrize(
     ("command", "field"),
     [
-        (b"", "command"),
+        (b"", "worker_id"),
+        (decode_pb2.DecodeCommand(decode=D).SerializeToString(), "command"),
         (b"\xff\xff", "message"),
         (attach(float("nan")), "attach.wait_s"),
-        (decode_pb2.DecodeCommand(attach=decode_pb2.Attach()).SerializeToString(), "attach.handoff_id"),
-        (decode_pb2.DecodeCommand(generate=decode_pb2.GenerateAlone()).SerializeToString(), "request_id"),
+        (decode_pb2.DecodeCommand(decode=D, attach=decode_pb2.Attach()).SerializeToString(), "attach.handoff_id"),
+        (decode_pb2.DecodeCommand(decode=D, generate=decode_pb2.GenerateAlone()).SerializeToString(), "request_id"),
     ],
-    ids=["empty", "garbage", "nan", "attach nothing", "generate nothing"],
+    ids=["empty", "no command", "garbage", "nan", "attach nothing", "generate nothing"],
 )
 async def test_a_command_that_makes_no_sense_ends_the_session_and_is_named(command: bytes, field: str) -> None:
     async with served() as channel:
@@ -68,12 +72,28 @@ async def test_a_command_that_makes_no_sense_ends_the_session_and_is_named(comma
         assert error.field == field
 
 
+@pytest.mark.parametrize("epoch", [0, 2])
+@pytest.mark.parametrize(
+    "command",
+    [{"attach": decode_pb2.Attach(handoff_id="h")}, {"generate": decode_pb2.GenerateAlone()}, {"cancel": decode_pb2.Cancel()}],
+    ids=lambda command: next(iter(command)),
+)  # fmt: skip
+async def test_a_command_for_another_life_is_not_obeyed(command: dict[str, object], epoch: int) -> None:
+    other = decode_pb2.DecodeCommand(decode=types_pb2.WorkerRef(worker_id="d", epoch=epoch), **command)
+    async with served() as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await decode_pb2_grpc.DecodeStub(channel).Session(iter([other])).read()
+        error = from_rpc_error(caught.value, "worker")
+        assert isinstance(error, StaleEpoch)
+        assert error.message == f"epoch of d: expected 1, got {epoch}"
+
+
 async def test_a_request_that_makes_no_sense_fails_alone() -> None:
     bad = types_pb2.Request(request_id="bad", sampling=types_pb2.SamplingParams(), deadline_s=float("nan"))
     good = types_pb2.Request(
         request_id="good", prompt_token_ids=[1, 2], sampling=types_pb2.SamplingParams(temperature=0, max_tokens=2)
     )
-    commands = [decode_pb2.DecodeCommand(generate=decode_pb2.GenerateAlone(request=r)) for r in (bad, good)]
+    commands = [decode_pb2.DecodeCommand(decode=D, generate=decode_pb2.GenerateAlone(request=r)) for r in (bad, good)]
     async with served() as channel:
         deltas = [d async for b in decode_pb2_grpc.DecodeStub(channel).Session(iter(commands)) for d in b.deltas]
         assert [d.error.message for d in deltas if d.request_id == "bad"] == [
@@ -86,7 +106,7 @@ class Faulty(AnswerDesk):
     """A desk with a bug."""
 
     def __init__(self) -> None:
-        pass
+        self.ref = WorkerRef("d", 1)
 
     def open_session(self) -> RouterSession:
         return RouterSession("s")
