@@ -18,6 +18,7 @@ import grpc
 from grpc.aio import Metadata
 
 from contracts.clock import VirtualClock
+from contracts.errors import DiptychError
 from contracts.worker import ConnectorAddress
 from rpc.server import ErrorInterceptor
 from tests.faults.wire import Crossing, Edge, Verdict, Wire
@@ -98,8 +99,9 @@ class Network:
         self.clock = clock
         self.wire = wire
         self._at: dict[str, Process] = {}
-        self._calls: set[_Call] = set()
+        self._calls: dict[_Call, None] = {}  # an ordered set: one seed, one history
         self._tasks: set[asyncio.Task] = set()
+        self.channels: dict[InProcessChannel, None] = {}
         self.prompts: dict[str, tuple[int, ...]] = {}  # hand-off or request id → the prompt that it is for
         self.keys: dict[int, tuple[str, ...]] = {}  # window key → the hand-off that it was granted to
         self.failing_writes = 0
@@ -128,11 +130,16 @@ class Network:
         del self._at[process.address]
         for call in [c for c in self._calls if process in (c.source, c.target)]:
             call.snap()
+        for channel in [c for c in self.channels if process is c.source or process.address == c.address]:
+            channel.broke()
 
     def cut(self, one: Process, other: Process) -> None:
         """The connection between two processes breaks, with every call on it."""
         for call in [c for c in self._calls if {c.source, c.target} == {one, other}]:
             call.snap()
+        ends = {(one.name, other.address), (other.name, one.address)}
+        for channel in [c for c in self.channels if (c.source.name, c.address) in ends]:
+            channel.broke()
 
     def find(self, address: str) -> Process | None:
         return self._at.get(address)
@@ -145,8 +152,16 @@ class Network:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        task.add_done_callback(self._heard)
         return task
+
+    @staticmethod
+    def _heard(ended: asyncio.Task) -> None:
+        """A call's error is its caller's; any other is a fault of this file or of the world, which must not go unheard."""
+        error = None if ended.cancelled() else ended.exception()
+        if error is not None and not isinstance(error, (Aborted, grpc.aio.AioRpcError, DiptychError)):
+            context = {"message": "a message's way failed", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
 
     @property
     def num_calls(self) -> int:
@@ -168,8 +183,15 @@ class InProcessChannel(grpc.aio.Channel):
 
     def __init__(self, network: Network, source: Process, address: str) -> None:
         self.network, self.source, self.address = network, source, address
-        self.closed = False
-        self.calls: set[_Call] = set()
+        self.calls: dict[_Call, None] = {}
+        self._state = grpc.ChannelConnectivity.IDLE
+        self._changed = asyncio.Event()
+        self._connecting: asyncio.Task | None = None
+        network.channels[self] = None
+
+    @property
+    def closed(self) -> bool:
+        return self._state is grpc.ChannelConnectivity.SHUTDOWN
 
     def unary_unary(self, method, request_serializer=None, response_deserializer=None, _registered_method=False):
         codec = _Codec(method, request_serializer, response_deserializer)
@@ -190,15 +212,37 @@ class InProcessChannel(grpc.aio.Channel):
     stream_unary = unary_stream
 
     async def close(self, grace=None) -> None:
-        self.closed = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+        self.network.channels.pop(self, None)
+        self._become(grpc.ChannelConnectivity.SHUTDOWN)
         for call in list(self.calls):
             call.snap()
 
     def get_state(self, try_to_connect=False):
-        return grpc.ChannelConnectivity.IDLE
+        if try_to_connect and self._state is grpc.ChannelConnectivity.IDLE:
+            self._become(grpc.ChannelConnectivity.CONNECTING)
+            self._connecting = self.network.spawn(self._connect())
+        return self._state
 
     async def wait_for_state_change(self, last_observed_state) -> None:
-        await asyncio.Event().wait()  # it has one state
+        while self._state is last_observed_state:
+            await self._changed.wait()
+
+    def broke(self) -> None:
+        """Its connection, if it had one."""
+        if self._state is grpc.ChannelConnectivity.READY:
+            self._become(grpc.ChannelConnectivity.IDLE)
+
+    def _become(self, state: grpc.ChannelConnectivity) -> None:
+        self._state = state
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _connect(self) -> None:
+        await self.network.clock.sleep(self.network.wire.latency_s())
+        await self.channel_ready()
+        self._become(grpc.ChannelConnectivity.READY)
 
     async def channel_ready(self) -> None:
         while True:
@@ -235,12 +279,12 @@ class _Call:
         self.channel, self.codec = channel, codec
         self.network, self.wire = channel.network, channel.network.wire
         self.source, self.target = channel.source, channel.network.find(channel.address)
-        self.network._calls.add(self)
-        channel.calls.add(self)
+        self.network._calls[self] = None
+        channel.calls[self] = None
 
     def over(self) -> None:
-        self.network._calls.discard(self)
-        self.channel.calls.discard(self)
+        self.network._calls.pop(self, None)
+        self.channel.calls.pop(self, None)
 
     def snap(self) -> None:
         raise NotImplementedError
@@ -311,9 +355,9 @@ class _Unary(_Call):
 
     async def _pass(self, crossing: Crossing, deliver):
         assert self.target is not None
-        plan = self.wire.plan
-        self._late = plan is not None and crossing.edge is plan.edge
-        match await self.wire.cross(crossing):
+        fault = self.wire.meet(crossing)
+        self._late = fault is not None
+        match await self.wire.cross(crossing, fault):
             case Verdict.LOSE:
                 raise _Lost
             case Verdict.BREAK_CALL:
@@ -422,7 +466,7 @@ class _Stream(_Call):
             name = message.WhichOneof("event" if to_client else "command") if self._names(to_client) else ""
             self._ids = _ids(message) or self._ids
             crossing = self.crossing(_EDGES.get(name, Edge.DELTAS), self._ids, True, to_client)
-            verdict = await self.wire.cross(crossing)
+            verdict = await self.wire.cross(crossing, self.wire.meet(crossing))
             if verdict in (Verdict.PASS, Verdict.PASS_THEN_BREAK):
                 self._arrive(message, to_client)
             if verdict is Verdict.BREAK_LINK:

@@ -1,10 +1,11 @@
-"""What crosses between processes, and what may happen to it: every message meets the wire, which has one fault in its plan.
+"""What crosses between processes, and what may happen to it: every message meets the wire, which has a plan of faults.
 
-    message ──▶ Wire.cross ──▶ PASS            delivered
-                            ├▶ LOSE            never delivered, nobody says so
-                            ├▶ TWICE           delivered, and a copy of it later
-                            ├▶ BREAK_CALL      its call ends as if the peer had gone; a stream's: after it was delivered, or not
-                            └▶ BREAK_LINK      every call between the two processes ends so
+    message ──▶ Wire.meet ──▶ Wire.cross ──▶ PASS            delivered
+                                          ├▶ LOSE            never delivered, nobody says so
+                                          ├▶ TWICE           delivered, and a copy of it later
+                                          ├▶ BREAK_CALL      its call ends as if the peer had gone
+                                          ├▶ PASS_THEN_BREAK delivered, then the same
+                                          └▶ BREAK_LINK      every call between the two processes ends so
 
 gRPC's promises hold: a stream keeps its order and is whole until it breaks, so what drops, doubles or overtakes a single message
 elsewhere breaks or delays a stream. A unary request or answer may be lost, come twice, or come after its successors.
@@ -94,8 +95,8 @@ class Crossing:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """One fault: what happens at the `occurrence`-th crossing of `edge`. DEADLINE is planned by the client's own timeout."""
+class Fault:
+    """One fault of the plan: at the `occurrence`-th crossing of `edge`. DEADLINE comes by the client's own timeout."""
 
     edge: Edge
     kind: Kind
@@ -115,8 +116,8 @@ class Surgeon(Protocol):
         """All its state vanishes now; it comes back later with a new epoch."""
         ...
 
-    def leave(self, ids: Sequence[str]) -> None:
-        """The client that these ids belong to goes away; any client, when they belong to none."""
+    def leave(self, crossing: Crossing) -> None:
+        """The client whose message this is goes away; one who is under way, when it is nobody's."""
         ...
 
     async def fill(self, worker: str) -> None:
@@ -133,13 +134,13 @@ class Met:
 
 
 class Wire:
-    """One per world. `record` is all that crossed since `begin`; `hit` is the crossing that met the fault."""
+    """One per world. `record` is all that crossed since `begin`; `hits` are the crossings that met a fault of `plan`."""
 
-    def __init__(self, clock: VirtualClock, rng: random.Random, plan: Plan | None) -> None:
-        self.plan = plan
+    def __init__(self, clock: VirtualClock, rng: random.Random, plan: Sequence[Fault]) -> None:
+        self._plan = {(fault.edge, fault.occurrence): fault for fault in plan}
         self.surgeon: Surgeon | None = None
         self.record: list[Met] = []
-        self.hit: Met | None = None
+        self.hits: list[tuple[Met, Fault]] = []
         self._clock = clock
         self._rng = rng
         self._begun = False
@@ -154,41 +155,38 @@ class Wire:
         """How long a message takes that nothing happens to."""
         return self._rng.uniform(0.0001, 0.001)
 
-    def meet(self, crossing: Crossing) -> Kind | None:
-        """Note it; the fault that it meets."""
+    def meet(self, crossing: Crossing) -> Fault | None:
+        """Note it as sent; the fault that it meets."""
         if not self._begun:
             return None
         count = self._counts.get(crossing.edge, 0)
         self._counts[crossing.edge] = count + 1
         met = Met(self._clock.now(), crossing)
         self.record.append(met)
-        plan = self.plan
-        if plan is None or (plan.edge, plan.occurrence) != (crossing.edge, count):
-            return None
-        self.hit = met
-        return plan.kind
+        fault = self._plan.get((crossing.edge, count))
+        if fault is not None:
+            self.hits.append((met, fault))
+        return fault
 
-    async def cross(self, crossing: Crossing) -> Verdict:
+    async def cross(self, crossing: Crossing, fault: Fault | None) -> Verdict:
         """Take as long as it takes, do what the fault does to the world, and say what becomes of the message."""
-        kind = self.meet(crossing)
         await self._clock.sleep(self.latency_s())
-        verdict = Verdict.PASS if kind is None else await self.apply(kind, crossing)
+        verdict = Verdict.PASS if fault is None else await self.apply(fault, crossing)
         if verdict is not Verdict.LOSE:
             passing = self._passing.pop(crossing.target, None)
             if passing is not None:
                 passing.set()
         return verdict
 
-    async def apply(self, kind: Kind, crossing: Crossing) -> Verdict:
-        """The fault, at the moment at which the message would have arrived."""
+    async def apply(self, fault: Fault, crossing: Crossing) -> Verdict:
+        """What the fault does at the moment at which the message would have arrived."""
         assert self.surgeon is not None
-        assert self.plan is not None
         streamed = crossing.streamed
-        match kind:
+        match fault.kind:
             case Kind.DROP:
                 return Verdict.BREAK_LINK if streamed else Verdict.LOSE
             case Kind.DELAY:
-                await self._clock.sleep(self.plan.delay_s)
+                await self._clock.sleep(fault.delay_s)
             case Kind.DUPLICATE:
                 return Verdict.PASS_THEN_BREAK if streamed else Verdict.TWICE
             case Kind.REORDER:
@@ -199,7 +197,7 @@ class Wire:
                 self.surgeon.restart(crossing.worker)
                 return Verdict.LOSE
             case Kind.LEAVE:
-                self.surgeon.leave(crossing.ids)
+                self.surgeon.leave(crossing)
             case Kind.FULL:
                 await self.surgeon.fill(crossing.worker)
             case Kind.DEADLINE:

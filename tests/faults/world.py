@@ -1,7 +1,7 @@
 """A whole deployment in one event loop on a virtual clock: router, workers, connectors, clients, and a wire between all of them.
 
     client ──▶ Inference ─ Flow ─ legs ──┐                                        ┌── PrefillServicer ─ PrefillWorker
-    announcements ─▶ EmbeddedRegistry    ├── channel ── Wire (one fault) ── bytes ┼── DecodeServicer  ─┐
+    announcements ─▶ EmbeddedRegistry    ├── channel ── Wire (faults) ── bytes ┼── DecodeServicer  ─┐
                     PrefillWorker's peer ┘                                        └── HandoffServicer ─┴ DecodeWorker
                     LocalConnector ───────────────────── Wire ───────────────────────▶ KV memory of decode
 
@@ -67,7 +67,7 @@ from router.service import Inference
 from rpc.announce import AnnounceConfig, Announcer, GrpcRegistryClient
 from rpc.channel import ChannelConfig
 from tests.faults.channel import Network, Process
-from tests.faults.wire import Crossing, Edge, Kind, Met, Plan, Wire
+from tests.faults.wire import Crossing, Edge, Fault, Kind, Met, Wire
 
 MODEL = FakeModel(
     KVLayout("fake", "float32", 2, 1, 2, 16), vocab_size=1024, max_model_len=512, eos_token_ids=frozenset({0})
@@ -129,38 +129,37 @@ class WiredConnector(LocalConnector):
     async def write(self, address: ConnectorAddress, key: int, writes: Sequence[Write]) -> None:
         network, wire = self._network, self._network.wire
         crossing = Crossing(Edge.WRITE, self._owner, network.connectors[address], network.keys.get(key, ()), False)
-        kind = wire.meet(crossing)
+        fault = wire.meet(crossing)
         half = sum(write.length for write in writes) // 2
         self._planned = WriteFault(stall_s=wire.latency_s(), landed_bytes=half)
         if network.failing_writes > 0:
             network.failing_writes -= 1
             self._planned = WriteFault(Delivery.FAIL, landed_bytes=half)
-        if kind is not None:
-            assert wire.plan is not None
-            await self._fault(kind, crossing, wire.plan, half)
-        if kind is Kind.DUPLICATE:
+        if fault is not None:
+            await self._meet(fault, crossing, half)
+        if fault is not None and fault.kind is Kind.DUPLICATE:
             self._network.spawn(self._again(address, key, writes))
         await super().write(address, key, writes)
 
-    async def _fault(self, kind: Kind, crossing: Crossing, plan: Plan, half: int) -> None:
+    async def _meet(self, fault: Fault, crossing: Crossing, half: int) -> None:
         wire = self._network.wire
-        match kind:
+        match fault.kind:
             case Kind.DROP:
                 self._planned = WriteFault(Delivery.DROP)
             case Kind.ERROR:
-                delivery = (Delivery.FAIL, Delivery.CORRUPT, Delivery.LOSE)[plan.seed % 3]
-                self._planned = WriteFault(delivery, landed_bytes=half, flipped_bit=plan.seed * 7919)
+                delivery = (Delivery.FAIL, Delivery.CORRUPT, Delivery.LOSE)[fault.seed % 3]
+                self._planned = WriteFault(delivery, landed_bytes=half, flipped_bit=fault.seed * 7919)
             case Kind.DELAY:
-                self._planned = WriteFault(delay_s=plan.delay_s)
+                self._planned = WriteFault(delay_s=fault.delay_s)
             case Kind.REORDER:
-                self._planned = WriteFault(stall_s=plan.delay_s, landed_bytes=half)
+                self._planned = WriteFault(stall_s=fault.delay_s, landed_bytes=half)
             case Kind.RESTART:
                 assert wire.surgeon is not None
-                wire.surgeon.restart(crossing.source if plan.seed % 2 else crossing.target)
+                wire.surgeon.restart(crossing.source if fault.seed % 2 else crossing.target)
             case Kind.DUPLICATE:
                 pass
             case _:
-                await wire.apply(kind, crossing)
+                await wire.apply(fault, crossing)
 
     async def _again(self, address: ConnectorAddress, key: int, writes: Sequence[Write]) -> None:
         """The same bytes once more, from memory that is perhaps another request's by now: lands in its own window or nowhere."""
@@ -178,6 +177,7 @@ class Life:
     worker: PrefillWorker | DecodeWorker
     engine: Engine
     connector: WiredConnector
+    num_blocks: int
     announcing: asyncio.Task[None]
 
 
@@ -211,7 +211,7 @@ class Setup:
     """What the world is made of."""
 
     seed: int = 0
-    plan: Plan | None = None
+    plan: Sequence[Fault] = ()
     num_prefill: int = 2
     num_decode: int = 2
     prefill_blocks: int = 96
@@ -292,7 +292,7 @@ class World:
         )
         client = GrpcRegistryClient("router:1", 0.5, self.network.opener(process))
         announcing = asyncio.ensure_future(Announcer(client, info, worker.load, clock, ANNOUNCE).run())
-        self.lives[ref.worker_id] = Life(ref, kind, process, worker, engine, connector, announcing)
+        self.lives[ref.worker_id] = Life(ref, kind, process, worker, engine, connector, num_blocks, announcing)
 
     def _door(self, side: Side, engine: Engine, process: Process, kind: WorkerKind) -> PrefillWorker | DecodeWorker:
         if kind is WorkerKind.DECODE:
@@ -318,22 +318,21 @@ class World:
         self._do(self._bury(life))
         self._do(self._revive(life, self.rng.choice((0.1, 0.5, 2.0))))
 
-    def leave(self, ids: Sequence[str]) -> None:
+    def leave(self, crossing: Crossing) -> None:
         """See Surgeon."""
-        assert self.wire.hit is not None
-        client = self.owner(self.wire.hit)
-        assert client is not None, f"nobody to leave for {ids}"
-        assert client.task is not None
-        client.task.cancel()
+        client = self.owner(Met(self.clock.now(), crossing))
+        if client is not None and client.task is not None:
+            client.task.cancel()
 
     async def fill(self, worker: str) -> None:
         """See Surgeon."""
-        driver = self.lives[worker].worker.driver
+        life = self.lives[worker]
+        driver = life.worker.driver
         name = f"hog-{next(self._hogs)}"
         leases: list[KVLease] = []
 
         def take(engine: Engine) -> None:
-            num_tokens = MODEL.max_model_len
+            num_tokens = life.num_blocks * MODEL.layout.block_size
             while num_tokens >= 1:
                 lease = engine.reserve(f"{name}-{len(leases)}", num_tokens, ())
                 if lease is None:
@@ -447,6 +446,7 @@ class World:
         for task in self._behind:
             await task
         self._housekeeping.cancel()
+        self.network.kill(self.router)  # a late announcement finds nobody
         for life in self.lives.values():
             life.announcing.cancel()
         await self.pools.close()
