@@ -69,7 +69,7 @@ class _Line:
         ranges = [ByteRange(write.target_offset, write.length) for write in writes]
         parts = [memory[write.source_offset : write.source_offset + write.length] for write in writes if write.length]
         send_all(self._socket, [memoryview(pack_write(key, ranges)), *parts])
-        check_ack(receive_exactly(self._socket, ACK_BYTES, self._stall_s))
+        check_ack(receive_exactly(self._socket, ACK_BYTES, self._stall_s), key)
 
     def cut(self) -> None:
         """End whatever it is doing, from any thread."""

@@ -99,7 +99,10 @@ class TcpTarget:
             connection.sendall(HELLO)
             # Nothing to peek at is an orderly end between two frames.
             while wait_readable(connection, None) and connection.recv(1, socket.MSG_PEEK):
-                connection.sendall(pack_ack(self._receive(connection)))
+                header = unpack_header(
+                    receive_exactly(connection, HEADER_BYTES, self._limits.stall_s), len(self._memory)
+                )
+                connection.sendall(pack_ack(self._receive(connection, header), header.key))
         except OSError as error:
             if not self._closing.is_set():
                 logger.warning("tcp: a connection was ended: %s", error)
@@ -108,10 +111,9 @@ class TcpTarget:
                 del self._connections[connection]
                 connection.close()
 
-    def _receive(self, connection: socket.socket) -> Status:
-        stall_s = self._limits.stall_s
-        header = unpack_header(receive_exactly(connection, HEADER_BYTES, stall_s), len(self._memory))
-        ranges = unpack_ranges(receive_exactly(connection, RANGE_BYTES * header.num_ranges, stall_s), header)
+    def _receive(self, connection: socket.socket, header: Header) -> Status:
+        raw = receive_exactly(connection, RANGE_BYTES * header.num_ranges, self._limits.stall_s)
+        ranges = unpack_ranges(raw, header)
         window = self._windows.get(header.key)
         if window is None:
             self._discard(connection, header.num_bytes)

@@ -1,11 +1,14 @@
 """The `tcp` connector's wire: what a source sends and a target answers, and the limits that a stranger meets.
 
     source ── HELLO ──▶ target        source ── WRITE header, ranges, the bytes ──▶ target       (many on one connection)
-           ◀── HELLO ──                      ◀── ACK status ──
+           ◀── HELLO ──                      ◀── ACK key, status ──
 
 All little-endian. A frame that is not one of these, or claims more than the region holds, ends its connection. Frames from
 an honest source are acknowledged also when they are refused: their bytes are read and thrown away, so that the connection
-stays in step. Does not know sockets' options, threads or windows.
+stays in step. A key is of one grant, and so of one life of each side: an acknowledgement names the key that it is for, and is
+not taken for another's.
+
+Does not know sockets' options, threads or windows.
 """
 
 from __future__ import annotations
@@ -24,12 +27,12 @@ from kv_transfer.connector import ByteRange
 
 logger = logging.getLogger(__name__)
 
-HELLO = b"DIPTTCP\x01"
+HELLO = b"DIPTTCP\x02"
 MAX_RANGES = 65_536  # of one frame: 1 MiB of header
 _WRITE_MAGIC = 0x4B565752
 _ACK_MAGIC = 0x4B564143
 _HEADER = struct.Struct("<IIQQ")  # magic, number of ranges, key, bytes that follow the ranges
-_ACK = struct.Struct("<II")
+_ACK = struct.Struct("<IIQ")  # magic, status, key
 ACK_BYTES = _ACK.size
 HEADER_BYTES = _HEADER.size
 RANGE_BYTES = 16
@@ -83,16 +86,16 @@ def unpack_ranges(raw: bytes | bytearray, header: Header) -> tuple[ByteRange, ..
     return ranges
 
 
-def pack_ack(status: Status) -> bytes:
-    """The answer to a write."""
-    return _ACK.pack(_ACK_MAGIC, status)
+def pack_ack(status: Status, key: int) -> bytes:
+    """The answer to a write under `key`."""
+    return _ACK.pack(_ACK_MAGIC, status, key)
 
 
-def check_ack(raw: bytes | bytearray) -> None:
-    """TransferFailed unless all bytes landed."""
-    magic, status = _ACK.unpack(raw)
-    if magic != _ACK_MAGIC:
-        raise BadFrame("not an acknowledgement")
+def check_ack(raw: bytes | bytearray, key: int) -> None:
+    """TransferFailed unless it says that all bytes landed, BadFrame unless it speaks of a write under `key`."""
+    magic, status, written = _ACK.unpack(raw)
+    if magic != _ACK_MAGIC or written != key:
+        raise BadFrame("not an acknowledgement of this write")
     if status == Status.OUTSIDE:
         raise TransferFailed("refused: bytes outside the window")
     if status != Status.LANDED:

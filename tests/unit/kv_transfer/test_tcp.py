@@ -82,7 +82,7 @@ async def still_serves(target, source):
 
 GARBAGE = {
     "no hello": (False, b"GET / HTTP/1.1\r\n\r\n"),
-    "another version": (False, HELLO[:-1] + b"\x02"),
+    "another version": (False, HELLO[:-1] + b"\x01"),
     "random": (True, bytes(range(1, 25))),
     "huge range count": (True, HEADER.pack(MAGIC, 2**32 - 1, 1, 0)),
     "huge length": (True, HEADER.pack(MAGIC, 1, 1, 2**63)),
@@ -118,7 +118,7 @@ async def test_a_stall_within_a_frame_is_ended_but_silence_between_frames_is_not
         for sock in (header, body, refused):
             assert await asyncio.to_thread(ended, sock)
         idle.sendall(pack_write(key, [ByteRange(150, 2)]) + b"ok")
-        assert await asyncio.to_thread(idle.recv, 100) == pack_ack(Status.LANDED)
+        assert await asyncio.to_thread(idle.recv, 100) == pack_ack(Status.LANDED, key)
     assert bytes(target.region.buffer[100:106]) == b"12345\0"
     assert target.close_window(key)
 
@@ -143,10 +143,10 @@ async def test_late_bytes_go_to_scratch_and_the_line_stays_in_step(target):
             await asyncio.sleep(0.001)
         assert target.close_window(key)  # the writer waits in mid-write: nobody is inside
         sock.sendall(b"6" * (SIZE - 5))
-        assert await asyncio.to_thread(sock.recv, 100) == pack_ack(Status.CLOSED)
+        assert await asyncio.to_thread(sock.recv, 100) == pack_ack(Status.CLOSED, key)
         assert bytes(target.region.buffer[:10]) == b"12345\0\0\0\0\0"
         sock.sendall(pack_write(other, [ByteRange(0, 1)]) + b"!")
-        assert await asyncio.to_thread(sock.recv, 100) == pack_ack(Status.LANDED)
+        assert await asyncio.to_thread(sock.recv, 100) == pack_ack(Status.LANDED, other)
 
 
 async def test_an_empty_frame_asks_whether_the_window_is_open(target):
@@ -154,11 +154,11 @@ async def test_an_empty_frame_asks_whether_the_window_is_open(target):
     window = target._windows.get(key)
     with stranger(target) as sock:
         sock.sendall(pack_write(key, []))
-        assert await asyncio.to_thread(sock.recv, 100) == pack_ack(Status.LANDED)
+        assert await asyncio.to_thread(sock.recv, 100) == pack_ack(Status.LANDED, key)
         assert window.enter()
         assert not target.close_window(key)  # closing, with somebody inside
         sock.sendall(pack_write(key, []))
-        assert await asyncio.to_thread(sock.recv, 100) == pack_ack(Status.CLOSED)
+        assert await asyncio.to_thread(sock.recv, 100) == pack_ack(Status.CLOSED, key)
         window.leave()
 
 
@@ -334,12 +334,14 @@ def test_frames_round_trip():
 
 
 def test_acknowledgements():
-    check_ack(pack_ack(Status.LANDED))
+    key = 2**62 + 1
+    check_ack(pack_ack(Status.LANDED, key), key)
     for status, message in ((Status.CLOSED, "closed"), (Status.OUTSIDE, "outside")):
         with pytest.raises(TransferFailed, match=message):
-            check_ack(pack_ack(status))
-    with pytest.raises(BadFrame):
-        check_ack(b"12345678")
+            check_ack(pack_ack(status, key), key)
+    for raw in (b"1234567890123456", pack_ack(Status.LANDED, key + 1)):  # the latter speaks of another grant's write
+        with pytest.raises(BadFrame, match="of this write"):
+            check_ack(raw, key)
 
 
 def test_many_buffers_go_out_whole_and_in_order():
