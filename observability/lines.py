@@ -19,10 +19,11 @@ _CHUNK = select.PIPE_BUF  # bytes that a pipe takes whole and at once when it is
 class LineHandler(logging.Handler):
     """Writes to `descriptor`, which stays the caller's. `logging` calls it from one thread at a time."""
 
-    def __init__(self, descriptor: int, max_held: int = 1000) -> None:
+    def __init__(self, descriptor: int, max_held: int = 1000, patience_s: float = 0.5) -> None:
         super().__init__()
         self._descriptor = descriptor
         self._max_held = max_held
+        self._patience_s = patience_s
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLOUT)
         self._held: deque[bytes] = deque()
@@ -47,9 +48,18 @@ class LineHandler(logging.Handler):
         finally:
             self.release()
 
-    def _push(self) -> None:
+    def close(self) -> None:
+        """logging's: the process ends. A reader that reads gets what is left, one that stands still is given `patience_s`."""
+        self.acquire()
         try:
-            while (self._held or self._num_lost) and self._writable():
+            self._push(self._patience_s)
+        finally:
+            self.release()
+        super().close()
+
+    def _push(self, patience_s: float = 0.0) -> None:
+        try:
+            while (self._held or self._num_lost) and self._poll.poll(patience_s * 1e3):
                 if not self._held:
                     self._held.append(self._loss())
                     self._num_lost = 0
@@ -58,9 +68,6 @@ class LineHandler(logging.Handler):
         except OSError:  # the reader has gone for good: there is nobody to tell
             self._held.clear()
             self._num_lost = 0
-
-    def _writable(self) -> bool:
-        return bool(self._poll.poll(0))
 
     def _loss(self) -> bytes:
         said = f"{self._num_lost} lines of this log are lost: nobody read it"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -14,11 +16,11 @@ from observability.lines import LineHandler
 class Pipe:
     """A log into a pipe whose other end reads when it is told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience_s: float = 0.05) -> None:
         self.reader, self.writer = os.pipe()
         os.set_blocking(self.reader, False)
         self.logger = logging.Logger("piped")
-        self.handler = LineHandler(self.writer, max_held=100)
+        self.handler = LineHandler(self.writer, max_held=100, patience_s=patience_s)
         self.logger.addHandler(self.handler)
 
     def read(self) -> list[str]:
@@ -75,6 +77,37 @@ def test_a_line_longer_than_the_pipe_does_not_wait_either(pipe: Pipe) -> None:
         pipe.handler.flush()
         seen += "".join(pipe.read())
     assert len(seen) == 300_000
+
+
+def test_at_the_end_a_reader_that_reads_gets_what_is_left() -> None:
+    pipe = Pipe(patience_s=60.0)
+    for i in range(1000):
+        pipe.logger.warning("%d %s", i, "x" * 90)
+    seen: list[str] = []
+    reading = threading.Thread(target=lambda: seen.extend(read_all(pipe.reader)))
+    reading.start()
+    pipe.handler.close()
+    os.close(pipe.writer)
+    reading.join()
+    os.close(pipe.reader)
+    assert seen[-1].endswith("lines of this log are lost: nobody read it")
+    assert len(seen) > 700
+
+
+def test_at_the_end_a_reader_that_stands_still_is_not_waited_for(pipe: Pipe) -> None:
+    for i in range(1000):
+        pipe.logger.warning("%d %s", i, "x" * 90)
+    began = time.monotonic()
+    pipe.handler.close()
+    assert time.monotonic() - began < 5.0
+
+
+def read_all(descriptor: int) -> list[str]:
+    os.set_blocking(descriptor, True)
+    found = b""
+    while chunk := os.read(descriptor, 1 << 16):
+        found += chunk
+    return found.decode().splitlines()
 
 
 def test_a_reader_that_has_gone_is_no_error() -> None:
