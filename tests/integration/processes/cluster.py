@@ -10,6 +10,7 @@ Workers announce their proxies' addresses, so nobody meets another but through o
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import re
 import signal
@@ -89,7 +90,8 @@ class Cluster:
         self.client = Client(0)
         self._nursery = nursery
         self._epochs: dict[str, int] = {}
-        self._http = httpx.AsyncClient(trust_env=False, timeout=5.0)
+        self._numbers = itertools.count()
+        self._http = httpx.AsyncClient(trust_env=False, timeout=PATIENCE_S)
         self._watch = Trap(self._note_route, hold=False)
         self._shm = set(os.listdir("/dev/shm"))
 
@@ -150,6 +152,8 @@ class Cluster:
         """Start who is dead; return when the router would choose from all, in their present lives, and all is idle."""
         open_all(trap for trap in self.traps if trap is not self._watch)
         self.traps[:] = [self._watch]
+        for name in self.children:
+            self.thaw(name)  # what a test that failed has left
         for name in (*WORKERS, "router"):
             child = self.children.get(name)
             if child is None or child.ended.is_set():
@@ -213,7 +217,7 @@ class Cluster:
         sampling = SamplingParams(temperature=0.0, max_tokens=asked.max_tokens, ignore_eos=True)
         if seed is not None:
             sampling = replace(sampling, temperature=TEMPERATURE, top_k=TOP_K, seed=seed)
-        request = wire.request_to_pb(GenerationRequest("truth", asked.prompt, sampling))
+        request = wire.request_to_pb(GenerationRequest(f"truth-{next(self._numbers)}", asked.prompt, sampling))
         async with open_channel(self.doors["oracle"].ports["grpc"].local_address) as channel:
             stub = decode_pb2_grpc.DecodeStub(channel)
             ref = types_pb2.WorkerRef(worker_id="oracle", epoch=await _epoch(stub, "oracle"))

@@ -72,7 +72,7 @@ async def mid_prefill(cluster: Cluster, label: str, *, seeded: bool) -> Scene:
     trap = cluster.trap(at, lambda passing: cluster.freeze(passing.link.client), hold=False)
     victim, prefill, decode = await _asked(cluster, question(label, NUM_PROMPT, NUM_ANSWER, seeded=seeded))
     await asyncio.wait_for(trap.sprung.wait(), LIMIT_S)
-    await _stopped(cluster, prefill)
+    await stopped(cluster, prefill)
     return Scene(cluster, victim, prefill, decode, 0, (prefill,))
 
 
@@ -94,7 +94,7 @@ async def mid_transfer(cluster: Cluster, label: str, *, seeded: bool) -> Scene:
 
     await cluster.until(some_are_computed, "some blocks have travelled")
     cluster.freeze(prefill)
-    await _stopped(cluster, prefill)
+    await stopped(cluster, prefill)
     return Scene(cluster, victim, prefill, decode, 0, (prefill,))
 
 
@@ -114,7 +114,7 @@ async def after_commit(cluster: Cluster, label: str, *, seeded: bool) -> Scene:
     known = cluster.trap(is_handed_off, lambda _: cluster.freeze(cluster.routes[asked.prompt][0][1]), hold=False)
     victim, prefill, decode = await _asked(cluster, asked)
     await asyncio.wait_for(known.sprung.wait(), LIMIT_S)
-    await _stopped(cluster, decode)
+    await stopped(cluster, decode)
     await victim.until(lambda answer: len(answer.token_ids) == 1, LIMIT_S)
     return Scene(cluster, victim, prefill, decode, 1, (decode,))
 
@@ -129,7 +129,7 @@ async def mid_decode(cluster: Cluster, label: str, *, seeded: bool) -> Scene:
     trap = cluster.trap(at, lambda passing: cluster.freeze(passing.link.proxy.name.partition(".")[0]))
     victim, prefill, decode = await _asked(cluster, question(label, NUM_PROMPT, NUM_LONG, seeded=seeded))
     await asyncio.wait_for(trap.sprung.wait(), LIMIT_S)
-    await _stopped(cluster, decode)
+    await stopped(cluster, decode)
     await victim.until(lambda answer: len(answer.token_ids) == SEEN, LIMIT_S)
     return Scene(cluster, victim, prefill, decode, SEEN, (decode,))
 
@@ -144,7 +144,7 @@ async def _asked(cluster: Cluster, asked: Question) -> tuple[Answer, str, str]:
     return victim, *(await cluster.route(victim))
 
 
-async def _stopped(cluster: Cluster, name: str) -> None:
+async def stopped(cluster: Cluster, name: str) -> None:
     async def is_stopped() -> bool:
         return cluster.children[name].stopped()
 

@@ -170,7 +170,7 @@ class _End(asyncio.Protocol):
         self._link.read(self._direction, data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._link.end()
+        self._link.left(self._direction)
 
 
 class Link:
@@ -193,6 +193,7 @@ class Link:
     def joined(self, direction: Direction, transport: asyncio.Transport) -> None:
         """An end is connected: the client's first, then the server's."""
         self._ends.append(transport)
+        self.proxy.ends.add(transport)
         other = Direction.DOWN if direction is Direction.UP else Direction.UP
         self._pipes[other].to = transport
         if direction is Direction.UP:
@@ -213,6 +214,14 @@ class Link:
         """Hold it no longer."""
         self._pipes[direction].held = False
         self._pump(direction)
+
+    def left(self, direction: Direction) -> None:
+        """An end is closed for good."""
+        other = Direction.DOWN if direction is Direction.UP else Direction.UP
+        transport = self._pipes[other].to
+        if transport is not None:
+            self.proxy.ends.discard(transport)
+        self.end()
 
     def end(self) -> None:
         """One end has gone: the other gets what was passed on already, and the end."""
@@ -256,6 +265,7 @@ class Proxy:
     ) -> None:
         self.name = name
         self.links: set[Link] = set()
+        self.ends: set[asyncio.Transport] = set()  # sockets that are not closed yet, also of links that are over
         self.port = 0
         self._to = port
         self._traps = traps
@@ -277,6 +287,10 @@ class Proxy:
         self.cut()
         for task in tuple(self._dialling):
             await asyncio.wait((task,))
+        while self.ends:
+            for end in self.ends:
+                end.abort()
+            await asyncio.sleep(0)
         await self._server.wait_closed()
 
     def cut(self, client: str | None = None) -> int:
