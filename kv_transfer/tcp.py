@@ -13,8 +13,9 @@ import asyncio
 import socket
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from functools import partial
 
 from contracts.errors import ConfigError, TransferFailed
@@ -110,7 +111,7 @@ class _Job:
 
 
 class _Target:
-    """The lines to one address; methods run in threads unless said otherwise. `turns` belongs to the event loop."""
+    """The lines to one address; methods run in threads unless said otherwise. `turns` and `users` belong to the event loop."""
 
     def __init__(self, address: ConnectorAddress, stall_s: float) -> None:
         self._host, self._port = split_address(address)
@@ -119,6 +120,7 @@ class _Target:
         self._lock = threading.Lock()
         self._idle: list[_Line] = []
         self.turns = asyncio.Semaphore(_PER_TARGET)
+        self.users = 0
 
     def connect(self) -> None:
         """Make sure of a line; TransferFailed when there can be none."""
@@ -142,6 +144,15 @@ class _Target:
             raise TransferFailed(f"{self._name}: {error}") from error
         job.end()
         self._keep(line)
+
+    def close_ended(self) -> bool:
+        """Close the lines whose other end has gone; whether no idle one is left. Does not block: for the event loop."""
+        with self._lock:
+            ended = [line for line in self._idle if not line.idle]
+            self._idle = [line for line in self._idle if line not in ended]
+            for line in ended:
+                line.close()
+            return not self._idle
 
     def close(self) -> None:
         """Not while a thread uses a line."""
@@ -222,16 +233,14 @@ class TcpConnector:
 
     async def connect(self, address: ConnectorAddress) -> None:
         """See Connector."""
-        target = self._at(address)
-        async with target.turns:
+        async with self._turn(address) as target:
             await self._in_thread(target.connect, _Job())
 
     async def write(self, address: ConnectorAddress, key: int, writes: Sequence[Write]) -> None:
         """See Connector. Cancelling cuts the connection, so that a target that has stopped does not hold the caller."""
         memory = self._exposed()
         check_source(writes, len(memory))
-        target = self._at(address)
-        async with target.turns:
+        async with self._turn(address) as target:
             for first in range(0, max(1, len(writes)), MAX_RANGES):
                 job = _Job()
                 frame = writes[first : first + MAX_RANGES]
@@ -256,11 +265,25 @@ class TcpConnector:
             raise TransferFailed("tcp: closed, or exposes no memory")
         return self._memory
 
-    def _at(self, address: ConnectorAddress) -> _Target:
+    @asynccontextmanager
+    async def _turn(self, address: ConnectorAddress) -> AsyncIterator[_Target]:
         self._exposed()
         if address not in self._reached:
+            self._forget_ended()
             self._reached[address] = _Target(address, self._limits.stall_s)
-        return self._reached[address]
+        target = self._reached[address]
+        target.users += 1
+        try:
+            async with target.turns:
+                yield target
+        finally:
+            target.users -= 1
+
+    def _forget_ended(self) -> None:
+        """Let go of targets that have ended: each life of a peer has an address of its own, which nobody asks for again."""
+        for address, target in list(self._reached.items()):
+            if target.close_ended() and not target.users:
+                del self._reached[address]
 
     async def _in_thread(self, work: Callable[[], None], job: _Job) -> None:
         running = asyncio.get_running_loop().run_in_executor(self._threads, work)

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import struct
 
+import psutil
 import pytest
 
 from contracts.errors import ConfigError, TransferFailed
@@ -205,6 +206,35 @@ async def test_a_target_that_restarts_on_its_port_is_reached_by_a_new_line(sourc
         await source.write(second.address(), key, [Write(0, 0, 10)])
         assert region.buffer[:10] == b"\x07" * 10
         await second.close()
+
+
+async def test_targets_that_have_ended_are_let_go_and_others_are_not(target, source):
+    await source.connect(target.address())
+    for round_ in range(4):  # a peer that restarts again and again, each time at an address of its own
+        with SharedRegion(SIZE) as region:
+            peer = TcpConnector()
+            peer.expose(region)
+            key = peer.open_window([ByteRange(0, 10)])
+            await asyncio.gather(*(source.write(peer.address(), key, [Write(0, 0, 10)]) for _ in range(3)))
+            if not round_:
+                descriptors = psutil.Process().num_fds()
+            assert psutil.Process().num_fds() <= descriptors + 2
+            await peer.close()
+    known = list(source._reached)
+    assert known[0] == target.address()
+    assert len(known) == 2
+
+
+async def test_a_target_that_somebody_waits_for_is_kept(target, source):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = ConnectorAddress("tcp", f"127.0.0.1:{silent.getsockname()[1]}")
+        connecting = asyncio.ensure_future(source.connect(address))
+        accepted, _ = await asyncio.to_thread(silent.accept)
+        await source.connect(target.address())
+        assert list(source._reached) == [address, target.address()]
+        accepted.close()
+    with pytest.raises(TransferFailed):
+        await connecting
 
 
 async def test_a_busy_port_is_a_config_error(target):
