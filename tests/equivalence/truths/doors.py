@@ -46,7 +46,7 @@ async def openai_whole(house: House, question: Question, route: Route, on_tokens
 
 async def openai_stream(house: House, question: Question, route: Route, on_tokens: OnTokens) -> Heard:
     made = _Made(question.n)
-    usage = None
+    usage, roles = None, 0
     stream = await _create(house, question, route, stream=True, stream_options={"include_usage": True})
     async for chunk in stream:
         assert usage is None, "usage is the last chunk"
@@ -54,13 +54,18 @@ async def openai_stream(house: House, question: Question, route: Route, on_token
         assert (usage is None) == bool(chunk.choices)
         for choice in chunk.choices:
             extra = choice.model_extra
-            text = choice.delta.content if isinstance(question.prompt, Chat) else choice.text
+            if isinstance(question.prompt, Chat):
+                text, roles = choice.delta.content, roles + (choice.delta.role == "assistant")
+            else:
+                text = choice.text
+                made.check_offsets(choice.index, choice.logprobs)
             made.add(choice.index, text or "", extra.get("token_ids") or (), _openai_entries(question, choice.logprobs))
             if choice.finish_reason is not None:
                 handed_off = chunk.model_extra["diptych"]["handoff"] is not None
                 made.end(choice.index, choice.finish_reason, extra["stop_reason"], handed_off)
         on_tokens(len(made.token_ids[0]))
     assert usage is not None
+    assert roles == (question.n if isinstance(question.prompt, Chat) else 0)
     return made.heard(_usage(usage))
 
 
@@ -190,6 +195,7 @@ class _Made:
         self.token_ids: list[list[int]] = [[] for _ in range(n)]
         self._text = [""] * n
         self._entries: list[Entries] = [()] * n
+        self._offsets = [0] * n  # of the next token's text
         self._ends: dict[int, tuple[str, str | int | None, bool]] = {}
 
     def add(self, index: int, text: str, token_ids: Iterable[int], entries: Entries) -> None:
@@ -198,6 +204,13 @@ class _Made:
         self._text[index] += text
         self.token_ids[index].extend(token_ids)
         self._entries[index] += entries
+
+    def check_offsets(self, index: int, logprobs: Any) -> None:
+        """OpenAI's text_offset goes on from chunk to chunk."""
+        if logprobs is not None:
+            for token, offset in zip(logprobs.tokens, logprobs.text_offset, strict=True):
+                assert offset == self._offsets[index]
+                self._offsets[index] += len(token)
 
     def end(self, index: int, reason: str, stop: str | int | None, handed_off: bool) -> None:
         assert index not in self._ends

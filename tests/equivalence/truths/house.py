@@ -51,6 +51,7 @@ class Breath:
 
     def __init__(self) -> None:
         self.hold_at: int | None = None
+        self.seeds: set[int] = set()  # that were drawn with
         self.held: asyncio.Future[int] = asyncio.get_running_loop().create_future()  # which of them
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
@@ -59,6 +60,7 @@ class Breath:
 
     def breathe(self, index: int, batch: ScheduledBatch) -> None:
         """In the thread of decode worker `index`, before it computes."""
+        self.seeds.update(request.sampling.seed for request in batch.requests)
         if self.hold_at is None or all(r.num_output_tokens < self.hold_at for r in batch.requests if r.samples):
             return
         with self._lock:

@@ -6,16 +6,17 @@ What is heard is compared with the slow truth (naive.py), so all ways and doors 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
 
 import pytest
 
 from router.exchange import Route
-from tests.equivalence.truths.case import Heard, check_same
+from tests.equivalence.truths.case import Heard, Question, check_same
 from tests.equivalence.truths.doors import DOORS
 from tests.equivalence.truths.house import BLOCK_SIZE, Crew, House
 from tests.equivalence.truths.naive import expected, prompt_ids
-from tests.equivalence.truths.rows import EVERY_CUT, GRPC, ROWS, STREAM, WHOLE, Row
+from tests.equivalence.truths.rows import EVERY_CUT, GRPC, ROWS, STREAM, WARM, WHOLE, Row, ask
 from tests.integration.pools import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -62,6 +63,36 @@ async def test_migrated_after_every_token(served: House, row: Row, door: str, wa
     await check(served, row, door, way)
 
 
+@pytest.mark.parametrize("cut", [None, 3])
+async def test_all_at_once(served: House, cut: int | None) -> None:
+    """Every row in the same pools, which are too small for them, by doors and routes in turn; a worker is lost on the way."""
+    ways = itertools.cycle(itertools.product(range(3), Route))
+    asked = [(row, row.doors[door % len(row.doors)], route) for row, (door, route) in zip(ROWS, ways, strict=False)]
+    async with served.crew(num_blocks=12, context=12 * BLOCK_SIZE) as crew:
+        crew.breath.hold_at = cut
+        asking = [DOORS[door](served, row.question, route, lambda _: None) for row, door, route in asked]
+        everybody = asyncio.gather(*asking)
+        if cut is not None:
+            await crew.cut()
+        for (row, _, _), heard in zip(asked, await everybody, strict=True):
+            truth = expected(row.question)
+            check_same(replace(heard, cached_tokens=truth.cached_tokens), truth)  # of prompts that others asked as well
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_a_seed_that_nobody_gave_goes_with_the_answer(served: House, door: str) -> None:
+    seeds = set()
+    for _ in range(2):
+        async with served.crew() as crew:
+            crew.breath.hold_at = 5
+            question = ask(replace(WARM, seed=None))
+            heard = await asked_and_cut(served, crew, question, door, Way(Route.DISAGGREGATED, 5))
+            (seed,) = crew.breath.seeds
+            check_same(heard, expected(ask(replace(WARM, seed=seed))))
+            seeds.add(seed)
+    assert len(seeds) == 2
+
+
 async def check(served: House, row: Row, door: str, way: Way) -> None:
     truth = expected(row.question)
     first = truth.answers[0]
@@ -72,7 +103,7 @@ async def check(served: House, row: Row, door: str, way: Way) -> None:
             await DOORS[door](served, row.question, way.route, lambda _: None)
         before = await crew.stats(crew.pools.decode)
         crew.breath.hold_at = way.cut
-        heard = await asked_and_cut(served, crew, row, door, way)
+        heard = await asked_and_cut(served, crew, row.question, door, way)
         check_same(heard, truth)
         check_made_this_way(heard, row, way)
         after = await crew.stats(crew.pools.decode)
@@ -100,17 +131,17 @@ async def check_computed_once(crew: Crew, row: Row, way: Way) -> None:
     assert num_computed <= len(prompt_ids(row.question)) + (row.question.n - 1) * BLOCK_SIZE
 
 
-async def asked_and_cut(served: House, crew: Crew, row: Row, door: str, way: Way) -> Heard:
+async def asked_and_cut(served: House, crew: Crew, question: Question, door: str, way: Way) -> Heard:
     heard_enough = asyncio.Event()
     if way.cut is None:
-        return await DOORS[door](served, row.question, way.route, lambda _: None)
+        return await DOORS[door](served, question, way.route, lambda _: None)
     cut = way.cut
 
     def on_tokens(count: int) -> None:
         if count >= cut:
             heard_enough.set()
 
-    asking = asyncio.ensure_future(DOORS[door](served, row.question, way.route, on_tokens))
+    asking = asyncio.ensure_future(DOORS[door](served, question, way.route, on_tokens))
     async with asyncio.timeout(PATIENCE_S):
         await crew.breath.held
         if door == WHOLE:
