@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from contracts.clock import VirtualClock
-from contracts.errors import DiptychError, ErrorCode, NoRoom, Overloaded, RequestCancelled, TransferFailed
+from contracts.errors import DiptychError, Draining, ErrorCode, NoRoom, Overloaded, RequestCancelled, TransferFailed
 from contracts.request import FinishReason, TokenDelta
-from decode_service.outputs import AnswerBook, OutputConfig
+from decode_service.outputs import AnswerBook, AnswerState, OutputConfig
 from decode_service.session import RouterSession
 
 
@@ -37,6 +37,39 @@ class Bench:
 
 def token(request_id: str, index: int, last: bool = False) -> TokenDelta:
     return TokenDelta(request_id, index, (index,), finish_reason=FinishReason.LENGTH if last else None)
+
+
+async def test_answers_that_are_sent_away_end_once_stop_in_the_engine_and_are_remembered() -> None:
+    bench = Bench()
+    bench.book.start(bench.session, "alone")
+    bench.book.attach(bench.session, "awaited", 5)
+    bench.book.expect("unclaimed")
+    bench.book.deliver([token("alone", 0)])
+    for _ in range(2):
+        bench.book.sweep(lambda answer: Draining(f"{answer.request_id} goes on elsewhere"))
+    bench.book.deliver([token("alone", 1)])  # of a step that was running
+    bench.book.attach(bench.session, "unclaimed", 5)
+    with pytest.raises(Draining):
+        bench.book.expect("awaited")
+    news = await bench.read()
+    assert [(delta.request_id, delta.token_ids) for delta in news] == [
+        ("alone", (0,)),
+        ("alone", ()),
+        ("awaited", ()),
+        ("unclaimed", ()),
+    ]
+    assert all(delta.error is not None and delta.error.draining for delta in news[1:])
+    assert sorted(bench.aborted) == ["alone", "unclaimed"]
+
+
+async def test_a_sweep_ends_only_what_the_verdict_names() -> None:
+    bench = Bench()
+    for name in ("stays", "goes"):
+        bench.book.start(bench.session, name)
+    bench.book.sweep(lambda answer: Draining("x") if answer.request_id == "goes" else None)
+    bench.book.deliver([token("stays", 0, last=True)])
+    ends = [delta for delta in await bench.read() if delta.finish_reason is not None]
+    assert [(delta.request_id, delta.error is None) for delta in ends] == [("goes", False), ("stays", True)]
 
 
 async def test_tokens_before_the_attach_are_kept_and_come_first() -> None:
@@ -270,6 +303,13 @@ class BookMachine(RuleBasedStateMachine):
         self.clock.skip(delta_s)
         self.book.sweep()
         self._read()
+
+    @rule(everything=st.booleans())
+    def send_away(self, everything: bool) -> None:
+        error = Draining("about to stop")
+        self.book.sweep(lambda a: error if everything or a.state is AnswerState.AWAITED else None)
+        self._read()
+        assert not self.book.num_open or not everything
 
     def _read(self) -> None:
         for batch in list(self.session._outbox):
