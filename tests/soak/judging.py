@@ -118,11 +118,11 @@ class Bounds:
     """What is still no violation. Descriptors: of one process, calm before and after."""
 
     flat: tuple[Flat, ...] = (Flat(75, 4),)
-    flat_workers: tuple[Flat, ...] = (Flat(75, 40), Flat(150, 8))
+    flat_workers: tuple[Flat, ...] = (Flat(75, 40), Flat(300, 8))
     more_fds: int = 4
 
     def of(self, name: str, workers: Sequence[str]) -> tuple[Flat, ...]:
-        """A worker first meets every size of matrix that there is, and keeps a kernel for each."""
+        """A worker keeps a kernel for each size of matrix; it has met all sizes after some five hundred prompts."""
         return self.flat_workers if name in workers else self.flat
 
     def grown(self, lives: Sequence[Life], workers: Sequence[str]) -> list[Life]:

@@ -53,6 +53,7 @@ class Soak:
 
     def __init__(self, config: SoakConfig, logs: Path) -> None:
         self._config = config
+        self._logs = logs
         self._cluster = Cluster(config.connector, config.size, logs)
         self._questions = questions(config.seed, config.num_questions, VOCAB, LONGEST_PROMPT)
         size = config.size
@@ -93,6 +94,7 @@ class Soak:
         finally:
             exit_code = await cluster.end()
         await asyncio.sleep(1.0)
+        self._write_memory()
         return Findings(
             tally=self._tally,
             all_ready=all_ready,
@@ -108,6 +110,10 @@ class Soak:
             left_over=left_over(self._seen),
             exit_code=exit_code,
         )
+
+    def _write_memory(self) -> None:
+        rows = [f"{life.name},{life.pid},{at:.1f},{mib:.2f}\n" for life in self.lives() for at, mib in life.samples]
+        (self._logs / "memory.csv").write_text("process,pid,second,private_mib\n" + "".join(rows))
 
     def lives(self) -> list[Life]:
         """Of every process so far, the longest first."""

@@ -69,7 +69,7 @@ def with_after(**what):
     return {"after": {**good().before, "prefill-0": footprint(**what)}}
 
 
-GROWING = Life("decode-1", 9, tuple((float(t), 100 + 0.2 * t) for t in range(200)))
+GROWING = Life("decode-1", 9, tuple((float(t), 100 + 0.2 * t) for t in range(310)))
 
 
 @pytest.mark.parametrize(
