@@ -150,7 +150,10 @@ class EmbeddedRegistry:
 
     def absent_s(self, kind: WorkerKind) -> float:
         """See Registry."""
-        return 0.0 if self.workers(kind) else self._clock.now() - self._last_known.get(kind, -math.inf)
+        if self.workers(kind):
+            return 0.0
+        silent = [w.heard_at for w in self._workers.values() if w.info.kind is kind]
+        return self._clock.now() - max(self._last_known.get(kind, -math.inf), *silent, -math.inf)
 
     def suspect(self, ref: WorkerRef) -> None:
         """See Registry."""

@@ -1,6 +1,7 @@
 """What every registry keeps: the newest life of each worker, while its word is fresh."""
 
 import asyncio
+import math
 from dataclasses import replace
 
 import pytest
@@ -56,6 +57,23 @@ async def test_who_is_quiet_is_not_offered_until_heard_again(kept):
     await registry.announce(info(), WorkerLoad())
     assert len(registry.ready(WorkerKind.DECODE)) == 1
     assert changes == [(ChangeKind.JOINED, WorkerRef("a", 1))], "it was never lost"
+
+
+async def test_how_long_a_pool_has_been_empty(kept):
+    registry, clock, _ = kept
+    assert registry.absent_s(WorkerKind.DECODE) == math.inf
+    for worker_id in "ab":
+        await registry.announce(info(worker_id), WorkerLoad(state=WorkerState.STARTING))
+    await registry.leave(WorkerRef("a", 1))
+    assert registry.absent_s(WorkerKind.DECODE) == 0
+    assert registry.absent_s(WorkerKind.PREFILL) == math.inf
+    await clock.advance(TTL_S + 1)
+    assert registry.absent_s(WorkerKind.DECODE) == TTL_S + 1, "b is silent, but nobody has swept"
+    registry.expire()
+    await clock.advance(2)
+    assert registry.absent_s(WorkerKind.DECODE) == 2
+    await registry.announce(info("a", 2), WorkerLoad())
+    assert registry.absent_s(WorkerKind.DECODE) == 0
 
 
 async def test_a_newer_life_replaces_the_older_which_is_refused_from_then_on(kept):
