@@ -3,7 +3,8 @@
     asyncio ── call / post ──▶ commands ──▶ ┌──────────────────────┐ ──▶ on_output(StepOutput), in this thread
                                             │ commands → step → …  │
                                             └──────────────────────┘ ──▶ on_fatal(error), then the thread ends
-    sleeps on a condition while there is nothing to do, or while all that is left waits for blocks held outside
+    sleeps on a condition while there is nothing to do, or while all that is left waits for blocks held outside;
+    when the last work has gone, and now and then while there is none, the engine's books are checked
 
 An exception out of a step, an output callback or a posted command is a programming error: it goes to `on_fatal`, and every
 caller that waits gets Unavailable. Does not know requests, transports or what others do with outputs.
@@ -22,6 +23,9 @@ from engine.commands import Call, Command, Post
 from engine.engine import Engine, OnStarted, StepOutput
 
 T = TypeVar("T")
+
+IDLE_CHECK_S = 5.0  # between two looks at the books of an idle engine
+_CHECK_SHARE = 100  # a look that takes long is made more seldom: it costs at most a hundredth of the time
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,11 @@ class EngineLoop:
         on_output: Callable[[StepOutput], None],
         on_fatal: Callable[[BaseException], None],
         on_started: OnStarted | None = None,
+        *,
+        idle_check_s: float = IDLE_CHECK_S,
     ) -> None:
+        self._idle_check_s = idle_check_s
+        self._check_at = engine.clock.now() + idle_check_s
         self._engine = engine
         self._on_output = on_output
         self._on_fatal = on_fatal
@@ -163,7 +171,7 @@ class EngineLoop:
         with self._changed:
             while not (self._stopping or self._commands or self._runnable):
                 self._note(busy=False)
-                deadline_s = self._engine.next_deadline_s()
+                deadline_s = self._engine.next_deadline_s() if self._engine.has_work else self._check_at
                 left_s = None if deadline_s is None else deadline_s - self._engine.clock.now()
                 if left_s is not None and left_s <= 0:
                     break
@@ -185,6 +193,8 @@ class EngineLoop:
     def _step(self) -> None:
         if not self._engine.has_work:
             self._runnable, self._starved_since_s = False, None
+            if self._engine.clock.now() >= self._check_at:  # also by commands alone: leases come and go without work
+                self._check_books()
             return
         output = self._engine.step(self._on_started)
         if output.made_progress:
@@ -196,7 +206,13 @@ class EngineLoop:
         if output.made_progress:
             self._on_output(output)
         if not self._engine.has_work:
-            self._engine.check_integrity()
+            self._check_books()
+
+    def _check_books(self) -> None:
+        began = self._engine.clock.now()
+        self._engine.check_integrity()
+        ended = self._engine.clock.now()
+        self._check_at = ended + max(self._idle_check_s, _CHECK_SHARE * (ended - began))
 
     def _note(self, *, busy: bool, num_steps: int = 0) -> None:
         num_steps += self._progress.num_steps

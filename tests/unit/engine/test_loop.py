@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -161,6 +162,36 @@ async def test_broken_books_are_found_when_it_goes_idle(rig, make_request):
     await rig.loop.call(leak)
     await rig.until(lambda: rig.fatal)
     assert "leases live" in str(rig.fatal[0])
+
+
+async def test_broken_books_are_found_while_it_is_idle(rig):
+    """Nothing runs and nothing ends: a lease that nobody owns came by a command."""
+    loop = EngineLoop(rig.engine, rig.on_output, rig.on_fatal, idle_check_s=0.05)
+    loop.start()
+    await loop.call(lambda engine: engine.reserve("h", 16, ()))
+    await asyncio.sleep(0.2)
+    assert not rig.fatal, "a lease that is lent out is no fault"
+    await loop.call(lambda engine: engine._kv.lease("nobody", 16, (), 0))
+    await rig.until(lambda: rig.fatal)
+    assert "leases live" in str(rig.fatal[0])
+    with pytest.raises(Unavailable):
+        await loop.call(lambda engine: None)
+    loop.stop()
+
+
+async def test_looking_at_the_books_takes_a_small_share_of_the_time(rig, monkeypatch):
+    looks = []
+
+    def slow():
+        looks.append(time.monotonic())
+        time.sleep(0.01)
+
+    monkeypatch.setattr(rig.engine, "check_integrity", slow)
+    loop = EngineLoop(rig.engine, rig.on_output, rig.on_fatal, idle_check_s=0.001)
+    loop.start()
+    await asyncio.sleep(0.6)
+    loop.stop()
+    assert len(looks) == 1, "the second is a second later"
 
 
 @contextmanager
