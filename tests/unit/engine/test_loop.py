@@ -2,12 +2,11 @@
 
 import asyncio
 import threading
-import time
 from contextlib import contextmanager
 
 import pytest
 
-from contracts.clock import MonotonicClock
+from contracts.clock import MonotonicClock, VirtualClock
 from contracts.errors import InvalidRequest, Unavailable
 from contracts.request import FinishReason
 from engine.config import EngineConfig
@@ -164,12 +163,19 @@ async def test_broken_books_are_found_when_it_goes_idle(rig, make_request):
     assert "leases live" in str(rig.fatal[0])
 
 
-async def test_broken_books_are_found_while_it_is_idle(rig):
+async def test_broken_books_are_found_while_it_is_idle(rig, monkeypatch):
     """Nothing runs and nothing ends: a lease that nobody owns came by a command."""
-    loop = EngineLoop(rig.engine, rig.on_output, rig.on_fatal, idle_check_s=0.05)
+    looks, look = [], rig.engine.check_integrity
+
+    def noted():
+        looks.append(look())
+        rig.event_loop.call_soon_threadsafe(rig.news.set)
+
+    monkeypatch.setattr(rig.engine, "check_integrity", noted)
+    loop = EngineLoop(rig.engine, rig.on_output, rig.on_fatal, idle_check_s=0.02)
     loop.start()
     await loop.call(lambda engine: engine.reserve("h", 16, ()))
-    await asyncio.sleep(0.2)
+    await rig.until(lambda: len(looks) >= 3)
     assert not rig.fatal, "a lease that is lent out is no fault"
     await loop.call(lambda engine: engine._kv.lease("nobody", 16, (), 0))
     await rig.until(lambda: rig.fatal)
@@ -179,19 +185,14 @@ async def test_broken_books_are_found_while_it_is_idle(rig):
     loop.stop()
 
 
-async def test_looking_at_the_books_takes_a_small_share_of_the_time(rig, monkeypatch):
-    looks = []
-
-    def slow():
-        looks.append(time.monotonic())
-        time.sleep(0.01)
-
-    monkeypatch.setattr(rig.engine, "check_integrity", slow)
-    loop = EngineLoop(rig.engine, rig.on_output, rig.on_fatal, idle_check_s=0.001)
-    loop.start()
-    await asyncio.sleep(0.6)
-    loop.stop()
-    assert len(looks) == 1, "the second is a second later"
+async def test_looking_at_the_books_takes_a_small_share_of_the_time(model, monkeypatch):
+    clock = VirtualClock()
+    engine = Engine(FakeRunner(model, 16), EngineConfig(), clock)
+    loop = EngineLoop(engine, print, print, idle_check_s=5.0)
+    for took_s, next_at in ((0.0, 5.0), (0.01, 5.01), (0.2, 20.21)):
+        monkeypatch.setattr(engine, "check_integrity", lambda took_s=took_s: clock.skip(took_s))
+        loop._check_books()
+        assert loop._check_at == pytest.approx(next_at)
 
 
 @contextmanager
