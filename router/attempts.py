@@ -272,6 +272,8 @@ class HandOver:
         error = _judged(error, self._target.decode, self._means, self._progress)
         if self._committed:
             raise error
+        if not lost:  # it is there, and has not got the KV
+            self._means.verdicts.failed(self._pair, error)
         if isinstance(error, WorkerLost) and not self._first_came:  # not of this request: it had nothing of it
             error = Unavailable(error.message)
         if lost or not isinstance(error, RequestCancelled):

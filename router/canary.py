@@ -45,8 +45,9 @@ class Outcome(StrEnum):
 
 @dataclass(slots=True)
 class _Heard:
-    """What was heard of one canary. The Verdicts of its attempt."""
+    """What was heard of one canary over `pair`. The Verdicts of its attempt."""
 
+    pair: Pair
     committed: bool = False
     first_came: bool = False
     crowded: bool = False  # the decode worker, at the end: then it may be room that is missing
@@ -54,12 +55,11 @@ class _Heard:
     end: DiptychError | None = None  # why its answer is not whole
 
     def worked(self, pair: Pair) -> None:
-        del pair
-        self.committed = True
+        self.committed = self.committed or pair == self.pair  # a worker that drains sends it elsewhere
 
     def failed(self, pair: Pair, error: DiptychError) -> None:
-        del pair
-        self.refusal = error
+        if pair == self.pair:
+            self.refusal = error
 
     def fault(self) -> DiptychError | None:
         """What is wrong with the way between the two; None when nothing is, or when it was not put to the test."""
@@ -121,7 +121,7 @@ class Canary:
         return outcome
 
     async def _send(self, pair: Pair) -> _Heard:
-        pools, clock, heard = self._means.pools, self._means.clock, _Heard()
+        pools, clock, heard = self._means.pools, self._means.clock, _Heard(pair)
         job = Job(
             request_id=f"canary-{self._means.new_id()}",
             prompt_token_ids=_PROMPT,

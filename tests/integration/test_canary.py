@@ -12,6 +12,7 @@ from kv_transfer.local import Delivery, LocalConnector, LocalHub, WriteFault
 from router.config import CanaryConfig
 from tests.integration.pools import Setup, until
 from tests.integration.router_harness import router_config
+from tests.integration.test_integrity import checked
 from tests.integration.test_router_pools import FAKE, body, served, tokens
 
 QUICK = CanaryConfig(interval_s=0.3, spacing_s=0.02, timeout_s=1.0, retry_s=0.05, max_backoff_s=0.2)
@@ -132,22 +133,30 @@ async def test_when_every_pair_is_bad_decode_workers_run_alone_and_it_is_said(tm
         await until(lambda: "hand-offs get through again" in caplog.messages)
 
 
-async def test_a_way_that_swallows_everything_is_bad_too(tmp_path):
-    """Nobody is refused and nothing arrives: the first token comes, and then nothing."""
-    swallows = [True]
+@pytest.mark.parametrize(
+    ("delivery", "timeout_s"),
+    [
+        (Delivery.DROP, 0.3),  # nobody is refused and nothing arrives: the first token comes, and then nothing
+        (Delivery.FAIL, 2.0),
+        (Delivery.LOSE, 2.0),  # what arrives is not what was sent: the decode worker finds out
+        (Delivery.CORRUPT, 2.0),
+    ],
+)
+async def test_a_way_that_does_not_keep_its_word_is_bad_too(tmp_path, delivery, timeout_s):
+    broken = [True]
 
     def faults(index):
         del index
-        return WriteFault(Delivery.DROP) if swallows[0] else WriteFault()
+        return WriteFault(delivery, flipped_bit=12) if broken[0] else WriteFault()
 
-    setup = Setup(model=FAKE, num_prefill=2, faults=faults)
-    canary = CanaryConfig(interval_s=0.3, spacing_s=0.02, timeout_s=0.3, retry_s=0.05, max_backoff_s=0.2)
+    setup = checked(faults, model=FAKE, num_prefill=2)
+    canary = CanaryConfig(interval_s=0.3, spacing_s=0.02, timeout_s=timeout_s, retry_s=0.05, max_backoff_s=0.2)
     async with cluster(tmp_path, canary, setup) as (running, workers):
         del workers
         await pairs_are(running, ok=1, bad=1)
         await asyncio.gather(*(tokens(running, seed=seed) for seed in range(4)))
         assert await failures(running) == 0.0
-        swallows[0] = False
+        broken[0] = False
         await pairs_are(running, ok=2)
 
 
