@@ -1,19 +1,30 @@
 """Wherever a bit turns between the source's memory and the engine, the hand-off is lost and its blocks are free again."""
 
 import asyncio
+import random
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from contracts.clock import settle
+from contracts.clock import MonotonicClock, settle
 from contracts.errors import DigestMismatch
-from kv_transfer.config import Integrity
-from kv_transfer.digests import chosen_blocks
-from kv_transfer.links import Links
-from kv_transfer.local import Delivery, LocalConnector, WriteFault
-from tests.unit.kv_transfer.conftest import BLOCK, NUM_TOKENS, SOURCE_BLOCKS, Pair
+from contracts.request import GenerationRequest
+from contracts.sampling import SamplingParams
+from contracts.worker import WorkerRef
+from kv_transfer.config import Integrity, ReceiverConfig, SenderConfig
+from kv_transfer.digests import InlineDigester, chosen_blocks
+from kv_transfer.links import Links, Side
+from kv_transfer.local import Delivery, LocalConnector, LocalHub, WriteFault
+from kv_transfer.memory_pool import MemoryPool
+from kv_transfer.receiver import Receiver
+from kv_transfer.region import SharedRegion
+from kv_transfer.sender import HandoffFacts, PrefillResult, Sender
+from kv_transfer.shm import ShmConnector
+from kv_transfer.tcp import TcpConnector
+from tests.unit.kv_transfer.conftest import BLOCK, HASHES, LAYOUT, NUM_TOKENS, SOURCE_BLOCKS, Pair, Told
 
 NUM_BITS = 8 * BLOCK * len(SOURCE_BLOCKS)
 few = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
@@ -86,3 +97,102 @@ def test_full_finds_every_bit_of_every_block(block):
     for bit in range(8 * BLOCK * block, 8 * BLOCK * (block + 1)):
         _, adopted, error = asyncio.run(hand_off(Integrity.FULL, bit, []))
         assert error is not None and adopted == {}, bit
+
+
+# Every connector that bytes really travel through.
+
+STALE = 0xAB  # what the target's memory held before
+
+
+class Spoiling:
+    """A connector whose bytes are not all good once they have landed: a bit of one block is the other one, or the block is
+    what it was before.
+    """
+
+    def __init__(self, inner, target_region, block, bit):
+        self._inner = inner
+        self._memory = target_region.buffer
+        self._block = block
+        self._bit = bit
+
+    @property
+    def capabilities(self):
+        return self._inner.capabilities
+
+    def address(self):
+        return self._inner.address()
+
+    async def connect(self, address):
+        await self._inner.connect(address)
+
+    async def write(self, address, key, writes):
+        await self._inner.write(address, key, writes)
+        for write in writes:
+            for at in range(0, write.length, BLOCK):
+                if self._block is not None and (write.source_offset + at) // BLOCK == SOURCE_BLOCKS[self._block]:
+                    self._spoil(write.target_offset + at)
+
+    def _spoil(self, at):
+        if self._bit is None:
+            self._memory[at : at + BLOCK] = bytes([STALE]) * BLOCK
+        else:
+            self._memory[at + self._bit // 8] ^= 1 << self._bit % 8
+
+
+MAKERS = {
+    "local": lambda hub, clock: LocalConnector(hub, clock),
+    "shm": lambda hub, clock: ShmConnector(),
+    "tcp": lambda hub, clock: TcpConnector(),
+}
+
+
+async def spoiled(kind, block, bit):
+    """One hand-off over a real connector; (blocks free afterwards, what was adopted, the error)."""
+    clock, hub, told = MonotonicClock(), LocalHub(), Told()
+    async with AsyncExitStack() as stack:
+        source_region, target_region = (stack.enter_context(SharedRegion(n * BLOCK)) for n in (8, 9))
+        source_region.buffer[:] = bytes(range(256))
+        target_region.buffer[:] = bytes([STALE]) * len(target_region.buffer)
+        source, target = (MAKERS[kind](hub, clock) for _ in range(2))
+        for connector, region in ((source, source_region), (target, target_region)):
+            connector.expose(region)
+            stack.push_async_callback(connector.close)
+        faulty = Spoiling(source, target_region, block, bit)
+        p = Side(WorkerRef("p", 1), LAYOUT, (faulty,), clock, digester=InlineDigester(source_region))
+        d = Side(WorkerRef("d", 1), LAYOUT, (target,), clock, digester=InlineDigester(target_region))
+        pool = MemoryPool(8, LAYOUT.block_size, {})
+        receiver = Receiver(d, pool, told, ReceiverConfig(integrity=Integrity.FULL), told.fatal.append)
+        links, config = Links(p), SenderConfig(integrity=Integrity.FULL)
+        sender = Sender(HandoffFacts("h", d.ref, NUM_TOKENS, HASHES), receiver, links, config)
+        sender.start()
+        sender.advance(9, SOURCE_BLOCKS)
+        request = GenerationRequest("user", tuple(range(NUM_TOKENS)), SamplingParams(), (42,))
+        error = None
+        try:
+            await sender.finish(PrefillResult(request, SOURCE_BLOCKS))
+        except DigestMismatch as caught:
+            error = caught
+        await links.close()
+        await receiver.close()
+        assert not told.fatal
+        return pool.free, dict(pool.adopted), error
+
+
+@pytest.mark.parametrize("what", ["turned bit", "stale block"])
+@pytest.mark.parametrize("kind", MAKERS)
+def test_full_finds_it_in_every_block_through_every_connector(kind, what):
+    chance = random.Random(kind + what)
+    for block in range(len(SOURCE_BLOCKS)):
+        for _ in range(3):
+            bit = chance.randrange(8 * BLOCK) if what == "turned bit" else None
+            free, adopted, error = asyncio.run(spoiled(kind, block, bit))
+            assert (
+                error is not None and f"1 of 4 blocks are not those that p sent, block {block} first" in error.message
+            )
+            assert adopted == {} and free == frozenset(range(8))
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_what_is_good_passes_through_every_connector(kind):
+    _, adopted, error = asyncio.run(spoiled(kind, None, None))
+    assert error is None and list(adopted) == ["h"]
