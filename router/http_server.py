@@ -1,7 +1,7 @@
 """The HTTP door's socket: uvicorn on a port of our own, and connections that do not wait for a client for ever.
 
     accepted ──▶ a request arrives whole ──▶ its answer is written ──▶ idle (keep-alive) ──▶ …
-                    │ not within stall_s          │ not read for stall_s      │ keep_alive_s
+                    │ not within stall_s          │ not read for stall_s      │ keep_alive_s     or its host has vanished
                     └──────────▶ cut ◀────────────┘                           └──▶ closed
 
 A connection that is cut looks to the application like a client that has left. Does not know requests or answers.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import sys
 from collections.abc import Iterator
 
 import uvicorn
@@ -53,6 +54,7 @@ class HttpServer:
             family, kind, proto, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             self._socket = socket.socket(family, kind, proto)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            _notice_vanished(self._socket, self._config.stall_s)
             self._socket.bind(place)
         except OSError as error:
             if self._socket is not None:
@@ -78,6 +80,18 @@ class HttpServer:
             await task
         if self._socket is not None:
             self._socket.close()
+
+
+def _notice_vanished(listener: socket.socket, stall_s: float) -> None:
+    """A client whose machine or network is gone says nothing, also not that it has left: its connections end after about
+    `stall_s` without a sign of it, whether we send or wait. Accepted sockets inherit this from `listener`.
+    """
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        for option, seconds in ((socket.TCP_KEEPIDLE, stall_s / 2), (socket.TCP_KEEPINTVL, stall_s / 6)):
+            listener.setsockopt(socket.IPPROTO_TCP, option, max(1, round(seconds)))
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(stall_s * 1e3)))
 
 
 class _Uvicorn(uvicorn.Server):

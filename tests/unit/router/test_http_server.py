@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -131,3 +132,19 @@ async def test_a_client_that_reads_slowly_and_an_idle_connection_are_left_alone(
             await loop.sock_sendall(client, REQUEST)
             assert await asyncio.wait_for(loop.sock_recv(client, 65536), 20 * STALL_S)
             assert len(app.bodies) == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="how a vanished host is noticed is Linux's")
+def test_a_client_whose_host_vanished_is_noticed_within_the_limit() -> None:
+    server = HttpServer(HttpConfig(port=0, stall_s=60.0), App())
+    port = server.bind()
+    assert server._socket is not None
+    server._socket.listen()
+    with socket.create_connection(("127.0.0.1", port)), server._socket, server._socket.accept()[0] as accepted:
+        assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        idle, interval, count, unacknowledged_ms = (
+            accepted.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+        )
+    assert idle + interval * count == 60, "while nothing is sent"
+    assert unacknowledged_ms == 60_000, "while something is"
