@@ -166,7 +166,7 @@ class AnswerBook:
     def finish_session(self, session: RouterSession) -> None:
         """The session asks for nothing more: it ends with the last answer that it carries."""
         self._finishing.add(session)
-        self._end_if_done(session)
+        self._send({})
 
     def close_session(self, session: RouterSession) -> None:
         """The session is over: abort all it carried. Idempotent."""
@@ -202,11 +202,7 @@ class AnswerBook:
             if not session.push(tuple(deltas)) and any(a.session is session for a in self._answers.values()):
                 log.warning("session closed: its router does not read", session=session.session_id)
                 self.close_session(session)
-            elif session in self._finishing:
-                self._end_if_done(session)
-
-    def _end_if_done(self, session: RouterSession) -> None:
-        if not any(answer.session is session for answer in self._answers.values()):
+        for session in [s for s in self._finishing if not any(a.session is s for a in self._answers.values())]:
             self._finishing.discard(session)
             session.end()
 
