@@ -1,6 +1,7 @@
 """The decode side, message by message: every edge of its table, and what must never happen on it."""
 
 import asyncio
+from dataclasses import fields, replace
 
 import pytest
 
@@ -23,7 +24,7 @@ from contracts.ticket import AbortRequest, CommitResponse, ConnectRequest, Renew
 from contracts.worker import WorkerRef
 from kv_transfer.connector import ByteRange, Write
 from kv_transfer.handoff import TargetState
-from kv_transfer.links import Side
+from kv_transfer.links import Links, Side
 from kv_transfer.local import LocalConnector, WriteFault
 from kv_transfer.memory_pool import MemoryPool
 from kv_transfer.receiver import Receiver
@@ -59,6 +60,36 @@ async def test_connect_agrees_or_names_the_field(pair):
         await pair.receiver.connect(ConnectRequest(pair.p.ref, pair.d.ref, other))
     with pytest.raises(StaleEpoch):
         await pair.receiver.connect(ConnectRequest(pair.p.ref, WorkerRef("d", 6), pair.layout))
+
+
+UNLIKE = {
+    "model": "other",
+    "dtype": "bfloat16",
+    "block_size": 8,
+    "num_layers": 2,
+    "num_kv_heads": 2,
+    "head_size": 2,
+    "tp_size": 2,
+    "hash_seed": 1,
+    "protocol_version": 2,
+}
+
+
+def test_every_field_of_a_layout_has_an_unlike_value_here():
+    assert {field.name for field in fields(KVLayout)} == set(UNLIKE)
+
+
+@pytest.mark.parametrize("field", UNLIKE)
+async def test_unlike_peers_are_refused_when_they_connect_and_when_they_commit(pair, field):
+    other = replace(pair.layout, **{field: UNLIKE[field]})
+    with pytest.raises(LayoutMismatch, match=f"differs in {field}: ours .*, theirs {UNLIKE[field]!r}"):
+        await pair.receiver.connect(ConnectRequest(pair.p.ref, pair.d.ref, other))
+    links = Links(Side(pair.p.ref, other, (pair.source,), pair.clock))
+    with pytest.raises(LayoutMismatch, match=f"differs in {field}"):
+        await links.get(pair.receiver, pair.d.ref)
+    await pair.receiver.reserve(pair.reserve_request())
+    with pytest.raises(LayoutMismatch, match=f"differs in {field}"):
+        await pair.receiver.commit(pair.ticket(layout=other))
 
 
 async def test_a_grant_opens_exactly_the_blocks_that_are_not_cached(pair):
