@@ -19,7 +19,7 @@ LOAD_GAUGES = {
     "diptych_engine_running_requests": "Requests in the running batch",
     "diptych_engine_queued_tokens": "Tokens not computed yet, of waiting and running requests",
     "diptych_engine_kv_usage_ratio": "Share of KV blocks in use, 0 to 1",
-    "diptych_engine_stalled_seconds": "Time inside the present step or command; 0 when idle",
+    "diptych_engine_stalled_seconds": "Time with work and no progress, once that is too long; else 0",
 }
 
 

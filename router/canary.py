@@ -65,11 +65,10 @@ class _Heard:
         """What is wrong with the way between the two; None when nothing is, or when it was not put to the test."""
         if self.committed:
             return None
-        if self.refusal is not None:
-            return self.refusal if may_be_the_way(self.refusal) else None
-        if self.first_came and not self.crowded and isinstance(self.end, DeadlineExceeded):
-            return TransferFailed("the first token came, and the hand-off did not end in its time")
-        return None
+        if isinstance(self.refusal or self.end, DeadlineExceeded):  # its deadline was long enough
+            late = TransferFailed("the first token came, and the hand-off did not end in its time")
+            return late if self.first_came and not self.crowded else None
+        return self.refusal if self.refusal is not None and may_be_the_way(self.refusal) else None
 
 
 class _CanaryProgress(Progress):

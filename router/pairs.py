@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from contracts.clock import Clock
-from contracts.errors import DeadlineExceeded, DiptychError, HandoffError, InternalError, NoRoom, Unavailable
+from contracts.errors import DiptychError, HandoffError, InternalError, NoRoom, Unavailable
 from contracts.worker import WorkerRef
 from observability.log import get_logger
 from router.config import CanaryConfig
@@ -60,10 +60,8 @@ class Verdicts(Protocol):
 
 
 def may_be_the_way(error: DiptychError) -> bool:
-    """Whether a failed hand-off says anything of the pair: room, drain, cancel and bad requests do not."""
-    return isinstance(error, Unavailable | DeadlineExceeded | HandoffError | InternalError) and not isinstance(
-        error, NoRoom
-    )
+    """Whether a failed hand-off says anything of the pair: room, drain, cancel, a bad request and its own deadline do not."""
+    return isinstance(error, Unavailable | HandoffError | InternalError) and not isinstance(error, NoRoom)
 
 
 @dataclass(slots=True)

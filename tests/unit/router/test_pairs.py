@@ -6,6 +6,7 @@ from contracts.clock import VirtualClock
 from contracts.errors import (
     DeadlineExceeded,
     DigestMismatch,
+    Draining,
     InternalError,
     InvalidRequest,
     LayoutMismatch,
@@ -49,8 +50,9 @@ def book(config=CONFIG):
         (LayoutMismatch("dtype", "a", "b"), True),
         (UnknownHandoff("gone"), True),
         (WorkerLost("no answer"), True),
-        (DeadlineExceeded("late"), True),
         (InternalError("a fault"), True),
+        (DeadlineExceeded("the client gave it a second"), False),
+        (Draining("leaves"), False),
         (FULL, False),
         (Overloaded("full"), False),
         (InvalidRequest("prompt", 1, "no"), False),
