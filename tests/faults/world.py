@@ -84,7 +84,7 @@ SENDER = SenderConfig(
 )
 ANSWERS = AnswerConfig(
     receiver=ReceiverConfig(lease_s=0.5, sweep_every_s=0.1, integrity=Integrity.FULL),
-    outputs=OutputConfig(claim_wait_s=1.0, lost_memory_s=2.0),
+    outputs=OutputConfig(claim_wait_s=1.0, lost_memory_s=20.0),
 )
 RETRY = RetryConfig(worker_wait_s=5.0, handoff_verdict_s=1.0)
 REGISTRY = RegistryConfig(ttl_s=1.0)

@@ -334,3 +334,7 @@ class BookMachine(RuleBasedStateMachine):
 
 BookMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestBook = BookMachine.TestCase
+
+
+def test_a_lost_hand_off_is_remembered_as_long_as_an_attach_can_be_late():
+    assert OutputConfig().lost_memory_s >= OutputConfig().max_attach_wait_s
