@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from contextlib import asynccontextmanager
 
 import pytest
@@ -11,7 +12,7 @@ from contracts.worker import ConnectorAddress
 from kv_transfer.local import Delivery, LocalConnector, LocalHub, WriteFault
 from router.config import CanaryConfig
 from tests.integration.pools import Setup, until
-from tests.integration.router_harness import router_config
+from tests.integration.router_harness import router_config, running_router
 from tests.integration.test_integrity import checked
 from tests.integration.test_router_pools import FAKE, body, served, tokens
 
@@ -179,6 +180,18 @@ async def test_a_canary_leaves_nothing_in_prefix_caches_and_costs_milliseconds(t
         for served_worker in (*workers.prefill, *workers.decode):
             stats = await served_worker.worker.driver.call(lambda engine: engine.stats())
             assert stats.num_prefix_hit_tokens == 0
+
+
+async def test_canaries_come_one_at_a_time_with_pauses_between_and_one_per_pair(tmp_path):
+    canary = CanaryConfig(interval_s=1000.0, spacing_s=0.25)
+    async with running_router(router_config(tmp_path, canary=canary)) as running:
+        began = time.monotonic()
+        prefill, _ = await running.cluster.pools(2, 2)
+        await pairs_are(running, ok=4)
+        assert time.monotonic() - began >= 3 * canary.spacing_s
+        await asyncio.sleep(0.6)
+        assert await running.metric("diptych_canary_total", outcome="ok") == 4.0
+        assert sum(len(worker.seen) for worker in prefill) == 4
 
 
 async def test_a_router_that_drains_sends_no_more(tmp_path):
