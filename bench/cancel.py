@@ -63,7 +63,7 @@ class CancelBenchConfig:
     rounds: int = 3
     long_prompt: int = 512
     short_prompt: int = 32
-    max_tokens: int = 256
+    max_tokens: int = 448
     decode_tokens: int = 4  # that every client has had at the moment "decode"
     look_every_s: float = 0.01
     quiet_s: float = 0.5  # nothing seen for so long is nothing left
