@@ -8,7 +8,8 @@
 
 The promise that everything above builds on: after `close_window(key)` has returned True, no byte written under that key
 can land any more, whatever its writer does (is stopped, resumes, dies, lies). Until then the ranges must not be used
-for anything else. Capabilities are data. Does not know blocks, tokens, leases or peers' roles.
+for anything else. A key is of one grant, and so of one life of each side: what an older life still sends, under whatever key it
+had, lands nowhere. Capabilities are data. Does not know blocks, tokens, leases or peers' roles.
 
 The four-method core (register, connect, write, close) is NIXL's; windows are this project's fencing.
 """

@@ -16,10 +16,11 @@ The rule that everything serves: blocks go back to the pool only from a state in
         ▼            ▼         ▼                                  RELEASED
              RELEASED
 
-* Source: "abort" is the client's or the router's, "failed" is a refusal, a lost transfer, a lost lease or a new epoch of the
-  peer. RELEASED means that the source blocks are the door's alone again; after a failure it re-targets them with another
-  hand-off (its COMPUTING) or gives them back. That is the design's "COMPUTING/re-target": a failed hand-off passes DRAINING
-  first, because a write of it may still be reading the blocks.
+* Source: "abort" is the client's, the router's (it leaves, or aims at another target) or a deadline's; "failed" is a refusal,
+  a lost transfer, a lost lease or a new epoch of the peer. RELEASED means that the source blocks are the door's alone again;
+  after a failure, or for another target, it begins another hand-off over them (its COMPUTING), and only then, or gives them
+  back. That is the design's "COMPUTING/re-target": a hand-off that is given up passes DRAINING first, because a write of it
+  may still be reading the blocks.
 * Target: windows are closed on leaving RESERVED, whatever the reason. A one-sided connector does not show its first write,
   so RECEIVING begins at the commit and lasts until the windows are quiesced and the bytes verified.
 * ADOPTED: the engine owns the blocks. RELEASED: the pool does. Any late message in either: stay, harmless.

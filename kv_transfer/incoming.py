@@ -49,6 +49,11 @@ class Reservation(Generic[LeaseT]):
     lease: LeaseT
     windows: tuple[tuple[Connector, int], ...]
 
+    @property
+    def owner(self) -> WorkerRef:
+        """The life of the prefill worker that the hand-off belongs to."""
+        return self.request.prefill
+
 
 @dataclass(frozen=True, slots=True)
 class Surroundings(Generic[LeaseT]):
@@ -83,11 +88,6 @@ class Incoming(Generic[LeaseT]):
     def reservation(self) -> Reservation[LeaseT]:
         """What was granted."""
         return self._reservation
-
-    @property
-    def owner(self) -> WorkerRef:
-        """The life of the prefill worker that it belongs to."""
-        return self._reservation.request.prefill
 
     @property
     def state(self) -> TargetState:

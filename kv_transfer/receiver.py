@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic
 
+from contracts.clock import Clock
 from contracts.errors import (
     DiptychError,
     Draining,
@@ -83,7 +84,7 @@ class Receiver(Generic[LeaseT]):
 
     def start(self) -> None:
         """Begin to end leases that run out. Called once, in the event loop that carries the messages."""
-        self._sweep = asyncio.ensure_future(self._sweep_leases())
+        self._sweep = asyncio.ensure_future(_sweep_leases(self._live, self._side.clock, self._config))
         report(self._sweep, self._on_fatal)
 
     async def connect(self, request: ConnectRequest) -> ConnectResponse:
@@ -121,7 +122,7 @@ class Receiver(Generic[LeaseT]):
         self._check_lives(ticket.prefill, ticket.decode)
         live = self._live.get(ticket.handoff_id)
         if live is not None:
-            check_owner(ticket.handoff_id, live.owner, ticket.prefill)
+            check_owner(ticket.handoff_id, live.reservation.owner, ticket.prefill)
             outcome: int | DiptychError | None = await live.commit(ticket)
         else:
             outcome = self._finished.of(ticket.handoff_id, ticket.prefill)
@@ -137,7 +138,7 @@ class Receiver(Generic[LeaseT]):
         cause = RequestCancelled(f"given up by {request.prefill.worker_id}: {request.reason}")
         live = self._live.get(request.handoff_id)
         if live is not None:
-            check_owner(request.handoff_id, live.owner, request.prefill)
+            check_owner(request.handoff_id, live.reservation.owner, request.prefill)
             live.end(TargetEvent.ABORTED, cause)
         else:
             self._finished.give_up(request.handoff_id, request.prefill, cause)
@@ -187,7 +188,7 @@ class Receiver(Generic[LeaseT]):
     def _check_lives(self, prefill: WorkerRef, decode: WorkerRef) -> None:
         if self._lives.check(prefill, decode):
             for live in tuple(self._live.values()):
-                before = live.owner
+                before = live.reservation.owner
                 if before.worker_id == prefill.worker_id and before.epoch < prefill.epoch:
                     cause = StaleEpoch(prefill.worker_id, prefill.epoch, before.epoch)
                     live.end(TargetEvent.PEER_RESTARTED, cause)
@@ -225,7 +226,7 @@ class Receiver(Generic[LeaseT]):
         try:
             live = self._live.get(handoff_id)
             if live is not None:
-                check_owner(handoff_id, live.owner, asker)
+                check_owner(handoff_id, live.reservation.owner, asker)
                 return live.renew()
             if handoff_id in self._asking:
                 check_owner(handoff_id, self._asking[handoff_id][0].prefill, asker)
@@ -235,17 +236,8 @@ class Receiver(Generic[LeaseT]):
             logger.warning("not renewed: %s", error.message)
             return False
 
-    async def _sweep_leases(self) -> None:
-        while True:
-            await self._side.clock.sleep(self._config.sweep_every_s)
-            now = self._side.clock.now()
-            for handoff_id, live in tuple(self._live.items()):
-                if live.deadline_s <= now and live.state in (TargetState.RESERVED, TargetState.RECEIVING):
-                    logger.warning("hand-off %s: its lease ran out in state %s", handoff_id, live.state)
-                    live.end(TargetEvent.EXPIRED, UnknownHandoff(f"the lease of {handoff_id} ran out"))
-
     def _ended(self, handoff_id: str, outcome: Outcome) -> None:
-        owner = self._live.pop(handoff_id).owner
+        owner = self._live.pop(handoff_id).reservation.owner
         if isinstance(outcome, Adopted):
             self._finished.put(handoff_id, owner, outcome.num_blocks)
             self._events.on_adopted(outcome.ticket)
@@ -258,6 +250,17 @@ def _check_same(first: ReserveRequest, again: ReserveRequest) -> None:
     check_owner(first.handoff_id, first.prefill, again.prefill)
     if first != again:
         raise HandoffError(f"hand-off {first.handoff_id} was reserved with other facts")
+
+
+async def _sweep_leases(handoffs: Mapping[str, Incoming[LeaseT]], clock: Clock, config: ReceiverConfig) -> None:
+    """End those whose lease has run out, for ever."""
+    while True:
+        await clock.sleep(config.sweep_every_s)
+        now = clock.now()
+        for handoff_id, live in tuple(handoffs.items()):
+            if live.deadline_s <= now and live.state in (TargetState.RESERVED, TargetState.RECEIVING):
+                logger.warning("hand-off %s: its lease ran out in state %s", handoff_id, live.state)
+                live.end(TargetEvent.EXPIRED, UnknownHandoff(f"the lease of {handoff_id} ran out"))
 
 
 def open_windows(connectors: Sequence[Connector], ranges: Sequence[ByteRange]) -> tuple[tuple[Connector, int], ...]:

@@ -147,7 +147,7 @@ class Sender:
             self._cause = cause
             self._work.cancel()
 
-    def _on(self, event: SourceEvent) -> tuple[SourceAction, ...]:
+    def _on(self, event: SourceEvent) -> None:
         before = self._state
         self._state, actions = step(SOURCE_TABLE, before, event)
         self._links.side.observer(SourceStep(self._facts.handoff_id, before, event, self._state, actions))
@@ -155,7 +155,8 @@ class Sender:
             reason = self._cause.message if self._cause is not None else "the hand-off failed"
             farewell = AbortRequest(self._facts.handoff_id, self._links.side.ref, self._facts.decode, reason)
             self._links.tell(self._peer, farewell)
-        return actions
+        if SourceAction.STOP in actions:  # said by `_settle` alone, when the work has ended and with it every write
+            self._on(SourceEvent.QUIESCED)
 
     async def _settle(self, work: asyncio.Task[HandoffStats]) -> HandoffStats:
         """Drive the table to RELEASED whatever became of the work. The work awaits its writes, so its end is quiescence."""
@@ -167,35 +168,31 @@ class Sender:
             aborted = self._cause is None or isinstance(self._cause, RequestCancelled | DeadlineExceeded)
             if isinstance(self._cause, StaleEpoch):
                 self._links.over(self._facts.decode, self._cause)
-            self._end(SourceEvent.ABORTED if aborted else SourceEvent.FAILED)
+            self._on(SourceEvent.ABORTED if aborted else SourceEvent.FAILED)
             if self._cause is None:  # the loop itself goes down
                 raise
             logger.info("hand-off %s failed: %s", self._facts.handoff_id, self._cause.message)
             raise self._cause from error
         except BaseException:  # a fault of ours: the blocks are safe all the same
-            self._end(SourceEvent.FAILED)
+            self._on(SourceEvent.FAILED)
             raise
         self._committed = True
         self._on(SourceEvent.COMMITTED)
         return stats
 
-    def _end(self, event: SourceEvent) -> None:
-        self._on(event)
-        if self._state is SourceState.DRAINING:
-            self._on(SourceEvent.QUIESCED)
-
     async def _run(self, result: asyncio.Future[PrefillResult]) -> HandoffStats:
-        timer = asyncio.ensure_future(self._time_out())
+        limit_s = _limit_s(self._config, self._facts)
+
+        async def time_out() -> None:
+            await self._clock.sleep(limit_s)
+            self._give_up(DeadlineExceeded(f"hand-off {self._facts.handoff_id}: not ended within {limit_s:g} s"))
+
+        timer = asyncio.ensure_future(time_out())
         try:
             return await self._hand_off(result)
         finally:
             timer.cancel()
             await until_done(timer)
-
-    async def _time_out(self) -> None:
-        limit_s = _limit_s(self._config, self._facts)
-        await self._clock.sleep(limit_s)
-        self._give_up(DeadlineExceeded(f"hand-off {self._facts.handoff_id}: not ended within {limit_s:g} s"))
 
     async def _hand_off(self, result: asyncio.Future[PrefillResult]) -> HandoffStats:
         # Asking ends before the whole time does, so that it is said what was missing: room, or an answer.
