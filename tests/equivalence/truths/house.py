@@ -16,6 +16,7 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import openai
@@ -24,6 +25,7 @@ from contracts.clock import MonotonicClock
 from contracts.kv_layout import KVLayout
 from contracts.pb.diptych.v1 import inference_pb2_grpc
 from contracts.worker import WorkerInfo, WorkerKind
+from engine.build import LoadedModel, ModelRuntimeConfig, load
 from engine.config import SchedulerConfig
 from engine.engine import EngineStats
 from engine.execution.interface import ModelRunner, ScheduledBatch
@@ -33,7 +35,7 @@ from router.model_card import ModelCard, load_model_card
 from router.server import RouterServer
 from rpc.announce import GrpcRegistryClient
 from rpc.channel import open_channel
-from tests.equivalence.truth import real_model
+from tests.equivalence.truth import TINY
 from tests.integration.pools import PATIENCE_S, Pools, RealModel, Served, Setup, pools
 from tests.integration.router_harness import MODEL, model_dir, router_config
 
@@ -195,18 +197,24 @@ class House:
         self, worker: Served, kind: WorkerKind, port: int, size: tuple[int, int], stack: AsyncExitStack
     ) -> None:
         num_blocks, context = size
-        layout = real_model().layout
+        layout = loaded().layout
         info = WorkerInfo(worker.ref, kind, f"127.0.0.1:{port}", MODEL, layout, ("local",), context, num_blocks)
         await self.registry.announce(info, worker.worker.load())
         stack.push_async_callback(self.registry.leave, worker.ref)
 
 
+@cache
+def loaded() -> LoadedModel:
+    """The tiny model with the shortest warm-up: it is put on KV memory a thousand times."""
+    return load(ModelRuntimeConfig(TINY, dtype="float32", threads=1, max_num_seqs=1))
+
+
 def _breathing(breath: Breath, num_decode: int) -> RealModel:
     """The tiny model; the first `num_decode` runners that are made of it are those of decode workers."""
-    model, numbers = real_model(), itertools.count()
+    model, numbers = loaded(), itertools.count()
 
     def runner(num_blocks: int, buffer: memoryview) -> ModelRunner:
-        index, plain = next(numbers), model.runner(num_blocks, buffer)
+        index, plain = next(numbers), model.runner(buffer, num_blocks)
         return BreathingRunner(plain, index, breath) if index < num_decode else plain
 
     return RealModel(model.layout, runner)
