@@ -73,6 +73,7 @@ class Reached:
 
     def __init__(self, info: WorkerInfo) -> None:
         self.info = info
+        self.ref = info.ref
         self.channel = open_channel(info.address)
 
 
