@@ -139,8 +139,7 @@ async def test_when_every_pair_is_bad_decode_workers_run_alone_and_it_is_said(tm
     [
         (Delivery.DROP, 0.3),  # nobody is refused and nothing arrives: the first token comes, and then nothing
         (Delivery.FAIL, 2.0),
-        (Delivery.LOSE, 2.0),  # what arrives is not what was sent: the decode worker finds out
-        (Delivery.CORRUPT, 2.0),
+        (Delivery.CORRUPT, 2.0),  # what arrives is not what was sent: the decode worker finds out
     ],
 )
 async def test_a_way_that_does_not_keep_its_word_is_bad_too(tmp_path, delivery, timeout_s):
@@ -209,14 +208,9 @@ async def _at_least(running, count):
     return await running.metric("diptych_canary_total", outcome="ok") >= count
 
 
-@pytest.mark.parametrize("interval_s", [0.0, 30.0])
-async def test_canaries_can_be_turned_off_and_stop_with_the_router(tmp_path, interval_s):
-    canary = CanaryConfig(interval_s=interval_s, spacing_s=0.01)
-    async with cluster(tmp_path, canary) as (running, workers):
+async def test_canaries_can_be_turned_off(tmp_path):
+    async with cluster(tmp_path, CanaryConfig(interval_s=0.0, spacing_s=0.01)) as (running, workers):
         del workers
-        if interval_s:
-            await until(lambda: _at_least(running, 1))
-        else:
-            await asyncio.sleep(0.3)
-            assert await running.metric("diptych_canary_total", outcome="ok") == 0.0
-            assert (await health(running))["pairs"] == {"unknown": 1, "ok": 0, "bad": 0}
+        await asyncio.sleep(0.3)
+        assert await running.metric("diptych_canary_total", outcome="ok") == 0.0
+        assert (await health(running))["pairs"] == {"unknown": 1, "ok": 0, "bad": 0}
