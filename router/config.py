@@ -44,12 +44,13 @@ class RetryConfig:
     """What one request may cost in failures before its client hears of them.
 
     `max_failures` counts lost workers, failed hand-offs and refusals of one request together; after `max_handoff_failures`
-    failed hand-offs it runs on a decode worker alone. A request may be what its workers die of: more than `max_worker_deaths`
-    that went away while they had it end it. A worker that drains and gives a request up costs it nothing of all that.
-    While no worker is there, a request that already ran waits up to `worker_wait_s` for one, and a new one does where the
-    last was there no longer ago than that; so does every request in the router's first `first_worker_wait_s`, in which the
-    workers of its last life find it again. A prefill worker's word is awaited for `handoff_verdict_s`: why it gave a hand-off
-    up, where decode says that it did; that it has heard of another target, where the decode worker was lost before the commit.
+    failed hand-offs it runs on a decode worker alone. A request may be what its workers die of: more than
+    `max_worker_deaths` in a row that went away while they had it end it; a row ends where it makes eight tokens more. A
+    worker that drains and gives a request up costs it nothing of all that. While no worker is there, a request that already
+    ran waits up to `worker_wait_s` for one, and a new one does where the last was there no longer ago than that; so does
+    every request in the router's first `first_worker_wait_s`, in which the workers of its last life find it again. A
+    prefill worker's word is awaited for `handoff_verdict_s`: why it gave a hand-off up, where decode says that it did; that
+    it has heard of another target, where the decode worker was lost before the commit.
     """
 
     max_failures: int = 6

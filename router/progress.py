@@ -32,6 +32,7 @@ from router.config import RetryConfig
 from router.exchange import Route
 
 log = get_logger(__name__)
+_HARMLESS_TOKENS = 8  # who makes so many more in between is not what its workers die of
 _FIELD_GOT = re.compile(r"(?P<field>[\w.]+): got (?P<value>.*), (?P<limit>.+)", re.DOTALL)
 
 
@@ -65,6 +66,7 @@ class Progress:
         self.num_worker_deaths = 0
         self.num_handoff_failures = 0
         self.num_moves = 0
+        self._tokens_at_death = 0  # when a worker went away with it last
         self.avoid: set[WorkerRef] = set()
         self.at: dict[WorkerKind, WorkerRef] = {}
         self._beside = beside
@@ -131,7 +133,10 @@ class Progress:
             )
             return False
         self.num_failures += 1
-        self.num_worker_deaths += isinstance(error, WorkerLost)
+        if isinstance(error, WorkerLost):
+            grown = len(self.token_ids) - self._tokens_at_death >= _HARMLESS_TOKENS
+            self.num_worker_deaths = 1 + (0 if grown else self.num_worker_deaths)
+            self._tokens_at_death = len(self.token_ids)
         may_retry = error.retryable or isinstance(error, Overloaded | RequestCancelled)
         log.warning(
             "attempt failed",
@@ -142,9 +147,8 @@ class Progress:
             reason=error.message,
         )
         if self.num_worker_deaths > self._retry.max_worker_deaths:
-            raise WorkerLost(
-                f"given up: {self.num_worker_deaths} workers went away while they had this request; the last: {error.message}"
-            )
+            said = f"given up: {self.num_worker_deaths} workers in a row went away while they had this request"
+            raise WorkerLost(f"{said}; the last: {error.message}")
         if not may_retry or self.num_failures > self._retry.max_failures:
             raise error
         return True

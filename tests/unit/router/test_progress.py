@@ -100,8 +100,23 @@ def test_a_request_that_its_workers_die_of_is_given_up_and_says_so():
     assert books.fail(NoRoom("full"))
     assert books.fail(Unavailable("cannot connect"))
     assert books.fail(WorkerLost("d-1: gone"))
-    with pytest.raises(WorkerLost, match=r"given up: 3 workers went away .*; the last: d-2: gone"):
+    with pytest.raises(WorkerLost, match=r"given up: 3 workers in a row went away .*; the last: d-2: gone"):
         books.fail(WorkerLost("d-2: gone"))
+
+
+@pytest.mark.parametrize(("num_tokens", "is_given_up"), [(7, True), (8, False)])
+def test_a_request_that_grows_between_is_not_what_its_workers_die_of(num_tokens, is_given_up):
+    books, _ = progress(max_failures=6)
+    books.accept(TokenDelta("a", 0, tuple(range(30))))
+    for _ in range(2):
+        books.fail(WorkerLost("gone"))
+    books.accept(TokenDelta("b", 30, tuple(range(num_tokens))))
+    if is_given_up:
+        with pytest.raises(WorkerLost, match="3 workers"):
+            books.fail(WorkerLost("gone"))
+    else:
+        assert books.fail(WorkerLost("gone"))
+        assert books.num_worker_deaths == 1
 
 
 def test_workers_that_drain_cost_nothing_however_many():
