@@ -71,7 +71,7 @@ async def test_another_target_is_taken_while_the_first_connects() -> None:
         made.targets.put_nowait(target("h2"))
         reading = asyncio.ensure_future(anext(events))
         (run,) = made.worker._runs.values()
-        while run._attempt.target.handoff_id != "h2":
+        while run.chain.attempt.target.handoff_id != "h2":
             await asyncio.sleep(0)
         made.side.may_connect.set()
         assert given_up(await reading) == "h"
@@ -147,7 +147,7 @@ async def test_a_target_that_crosses_with_the_commit_is_too_late_and_never_begun
         events = made.worker.run(asked(), TARGET, made.targets)
         assert isinstance(await anext(events), FirstTokens)
         (run,) = made.worker._runs.values()
-        sender = run._attempt.sender
+        sender = run.chain.attempt.sender
         assert sender is not None
         reading = asyncio.ensure_future(anext(events))
         while not sender.committed:
@@ -189,7 +189,7 @@ async def test_a_reader_that_leaves_while_the_target_changes_leaves_nothing_behi
             await asyncio.sleep(0)
         made.targets.put_nowait(target("h2"))
         (run,) = made.worker._runs.values()
-        while run._attempt.target.handoff_id != "h2":  # from here on the old write is waited for
+        while run.chain.attempt.target.handoff_id != "h2":  # from here on the old write is waited for
             await asyncio.sleep(0)
         reading.cancel()
         await asyncio.wait((reading,))
