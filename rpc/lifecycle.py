@@ -10,7 +10,8 @@ Does not know what the worker does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -25,6 +26,7 @@ from rpc.server import RpcServer
 
 log = get_logger(__name__)
 _LEAST_FAREWELL_S = 0.25
+_LEAST_STOP_S = 1.0  # for the step that is running
 
 
 class ServedWorker(Protocol):
@@ -114,6 +116,7 @@ class Lifecycle:
         self._num_others = 0  # of this pool, said by each router on the farewell; the least
         self._stop_by: float | None = None
         self._announcing: list[asyncio.Task[None]] = []
+        self.abandon: Callable[[int], object] = os._exit  # ends a process of which a thread cannot be ended
 
     async def run(self, signals: StopSignals) -> None:
         """Serve until a signal, then drain and stop. Raises FatalError when the worker died."""
@@ -127,8 +130,7 @@ class Lifecycle:
         finally:
             await _cancelled(watching)
             await self._leave()
-            await self._server.stop(self._grace_s())
-            await self._worker.stop()
+            await self._end()
 
     async def _until_asked(self, signals: StopSignals) -> None:
         asked = asyncio.ensure_future(signals.wait())
@@ -181,12 +183,23 @@ class Lifecycle:
         linger_s = min(self._config.linger_s, self._config.drain_limit_s / 4) if self._announcers else 0.0
         await asyncio.gather(self._worker.drain(max(0.0, patience_s)), self._clock.sleep(linger_s))
 
-    def _grace_s(self) -> float:
-        if self._worker.fatal.done():
-            return 0.0
-        if self._stop_by is None:
-            return self._config.grace_s
-        return min(self._config.grace_s, max(0.0, self._stop_by - self._clock.now()))
+    async def _end(self) -> None:
+        """Close the server and stop the worker. A step that does not come to an end is left behind, and the process with it."""
+        left_s = self._config.grace_s if self._stop_by is None else max(0.0, self._stop_by - self._clock.now())
+        dead = self._worker.fatal.done()
+        grace_s = 0.0 if dead else min(self._config.grace_s, left_s / 2)
+
+        async def end() -> None:
+            await self._server.stop(grace_s)
+            await self._worker.stop()
+
+        ending = asyncio.ensure_future(end())
+        await asyncio.wait((ending,), timeout=max(left_s, grace_s + _LEAST_STOP_S))
+        if ending.done():
+            ending.result()
+            return
+        log.error("the engine does not come to the end of its step; it is left behind")
+        self.abandon(1 if dead else 0)
 
     async def _watch_progress(self) -> None:
         while True:

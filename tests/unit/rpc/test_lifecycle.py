@@ -34,6 +34,8 @@ class Worker:
         self.draining = asyncio.Event()
         self.done = asyncio.Event()
         self.stopped = 0
+        self.may_stop = asyncio.Event()
+        self.may_stop.set()
         self.patience_s = -1.0
 
     def load(self) -> WorkerLoad:
@@ -49,6 +51,7 @@ class Worker:
 
     async def stop(self) -> None:
         self.stopped += 1
+        await self.may_stop.wait()
 
 
 class Registry:
@@ -158,6 +161,23 @@ async def test_a_drain_without_end_is_over_by_its_limit_with_all_that_follows() 
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(asyncio.shield(task), 10)
         assert 0.7 < asyncio.get_running_loop().time() - began < 2.0
+
+
+@pytest.mark.parametrize("dies", [False, True])
+async def test_a_step_that_never_ends_is_left_behind_with_its_process(dies: bool) -> None:
+    async with living(LifecycleConfig(drain_limit_s=0.5, grace_s=0.1, stall_check_s=60)) as (life, task):
+        codes: list[int] = []
+        life.lifecycle.abandon = codes.append
+        life.worker.may_stop.clear()
+        if dies:
+            life.worker.fatal.set_result(MemoryError())
+            with pytest.raises(FatalError):
+                await asyncio.wait_for(asyncio.shield(task), 5)
+        else:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.wait_for(asyncio.shield(task), 5)
+        assert codes == [1 if dies else 0]
+        life.worker.may_stop.set()
 
 
 async def test_after_a_second_signal_no_call_is_waited_for() -> None:
