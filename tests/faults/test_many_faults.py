@@ -21,7 +21,7 @@ def faults(kinds: list[Kind]) -> st.SearchStrategy[Fault]:
     )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.lists(faults(HARMLESS), min_size=2, max_size=3), st.integers(0, 2), st.integers(0, 2))
 def test_a_few_faults_cost_nobody_a_token(plan: list[Fault], seed: int, failing_writes: int) -> None:
     history = lived(Setup(seed, plan, failing_writes=failing_writes), clients(seed))
@@ -29,7 +29,7 @@ def test_a_few_faults_cost_nobody_a_token(plan: list[Fault], seed: int, failing_
         check(client, {"tokens"})
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.lists(faults(list(Kind)), min_size=4, max_size=30), st.integers(0, 2), st.integers(0, 4))
 def test_whatever_happens_nothing_is_wrong_or_left(plan: list[Fault], seed: int, failing_writes: int) -> None:
     """So many that a retry budget may be spent; then the error says that it can be tried again."""
