@@ -39,7 +39,15 @@ from rpc.channel import open_channel
 BEYOND_STEP_BAR_MS = 100.0
 PATIENCE_S = 120.0
 MIN_LOOKS = 3  # that saw nothing before a worker is believed to hold nothing
-WORKER_FLAGS = ("--kv-memory", "1GiB", "--max-num-batched-tokens", "256", "--no-prefix-caching")
+WORKER_FLAGS = (
+    "--kv-memory",
+    "1GiB",
+    "--max-num-batched-tokens",
+    "256",
+    "--max-num-seqs",
+    "256",
+    "--no-prefix-caching",
+)
 _GAUGE = re.compile(
     rb"^diptych_engine_(waiting_requests|running_requests|kv_usage_ratio|step_seconds_sum|step_seconds_count) (\S+)$",
     re.MULTILINE,
@@ -136,7 +144,7 @@ class SseClient:
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         last = b""
-        while line := await reader.readline():
+        while (line := await reader.readline()) and last != b"data: [DONE]":
             self.num_events += line.startswith(b"data: {")
             last = line.strip() or last
         self.ended = f"the stream ended: {last[:200].decode(errors='replace')}"
