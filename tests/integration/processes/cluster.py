@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import grpc
 import httpx
@@ -40,7 +41,7 @@ from router.config import CanaryConfig, HttpConfig, RegistryConfig, RouterConfig
 from rpc.announce import AnnounceConfig
 from rpc.channel import open_channel
 from rpc.server import ServerConfig
-from tests.integration.processes.children import Child, Config, Nursery
+from tests.integration.processes.children import Child, Config
 from tests.integration.processes.client import TEMPERATURE, TOP_K, Answer, Client, Question
 from tests.integration.processes.messages import run_of
 from tests.integration.processes.proxy import AnyBytes, GrpcBytes, Passing, Proxy, Trap, links_of, open_all
@@ -78,10 +79,20 @@ class Doors:
         return f"127.0.0.1:{self.proxies[door].port}"
 
 
+class Starter(Protocol):
+    """What starts processes."""
+
+    async def start(self, name: str, config: Config) -> Child:
+        """Start one that serves this configuration; it is not ready yet."""
+        ...
+
+
 class Cluster:
     """See the module. Make it with `cluster`."""
 
-    def __init__(self, setup: Setup, nursery: Nursery) -> None:
+    patience_s = PATIENCE_S
+
+    def __init__(self, setup: Setup, nursery: Starter) -> None:
         self.setup = setup
         self.children: dict[str, Child] = {}
         self.doors: dict[str, Doors] = {}
@@ -237,13 +248,13 @@ class Cluster:
         return self.routes[answer.question.prompt][0]
 
     async def until(self, condition: Callable[[], object], what: str) -> None:
-        """Wait for an async condition, at most PATIENCE_S."""
+        """Wait for an async condition, at most `patience_s`."""
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(self.patience_s):
                 while not await condition():  # type: ignore[misc]
                     await asyncio.sleep(0.005)
         except TimeoutError:
-            raise AssertionError(f"not within {PATIENCE_S} s: {what}\n{self.logs()}") from None
+            raise AssertionError(f"not within {self.patience_s} s: {what}\n{self.logs()}") from None
 
     def logs(self) -> str:
         """The end of every process's log."""
@@ -259,8 +270,14 @@ class Cluster:
             names = _doors_of(pids.values())
             assert len(names) == len(pids) - 1, names  # one of each worker and none of the router
         memories = {memory for pid in pids.values() for memory in _memories_of(pid)}
-        own = 2 if self.setup.connector == "shm" else 1
-        assert len(memories) <= own * (len(pids) - 1), memories
+        own = 2 if self.setup.connector == "shm" else 1  # KV, and the table of windows
+        assert len(memories) == own * (len(pids) - 1), memories
+
+    async def end(self) -> None:
+        """Kill every process."""
+        for child in self.children.values():
+            child.signal(signal.SIGKILL)
+            await child.ended.wait()
 
     def _pids(self) -> dict[str, int]:
         return {name: child.pid for name, child in self.children.items() if not child.ended.is_set()}
@@ -293,11 +310,11 @@ class Cluster:
 
 
 @asynccontextmanager
-async def cluster(setup: Setup, folder: Path) -> AsyncIterator[Cluster]:
-    """A whole cluster; nothing of it is left afterwards. Logs go to `folder`."""
+async def cluster(setup: Setup, nursery: Starter) -> AsyncIterator[Cluster]:
+    """A whole cluster; nothing of it is left afterwards."""
     async with AsyncExitStack() as stack:
-        nursery = await stack.enter_async_context(Nursery(folder))
         made = Cluster(setup, nursery)
+        stack.push_async_callback(made.end)
         await made.open(stack)
         yield made
 

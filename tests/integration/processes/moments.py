@@ -8,6 +8,7 @@ once it stands still there.
     after_commit    the router knows of the commit; the decode worker's first tokens are held, and it is stopped
     mid_decode      the client has eight tokens; the decode worker is stopped
 
+In the last two the answer has `num_long` tokens, so that it is far from its end when it stands still.
 Nothing depends on who is faster: what must not go on is held by a proxy or stopped by a signal. Does not know what is done
 at that moment.
 """
@@ -25,7 +26,7 @@ from tests.integration.processes.proxy import Direction, Passing, open_all
 
 LIMIT_S = 20.0  # to reach a moment, and for an answer to end afterwards
 NUM_PROMPT = 480
-NUM_ANSWER, NUM_LONG = 48, 240
+NUM_ANSWER = 48
 SEEN = 8  # tokens that the client has in the middle of decoding
 
 
@@ -48,7 +49,7 @@ class Scene:
         open_all(trap for trap in self.cluster.traps if trap.hold)
 
 
-async def queued(cluster: Cluster, label: str, *, seeded: bool) -> Scene:
+async def queued(cluster: Cluster, label: str, num_long: int, *, seeded: bool) -> Scene:
     """See the module."""
     held = [cluster.trap(_commits_from(f"prefill-{i}")) for i in range(2)]
     others = []
@@ -66,7 +67,7 @@ async def queued(cluster: Cluster, label: str, *, seeded: bool) -> Scene:
     return Scene(cluster, victim, prefill, decode, 0, (), others)
 
 
-async def mid_prefill(cluster: Cluster, label: str, *, seeded: bool) -> Scene:
+async def mid_prefill(cluster: Cluster, label: str, num_long: int, *, seeded: bool) -> Scene:
     """See the module."""
     at = _bytes_to_decode(1) if cluster.setup.connector == "tcp" else lambda p: reserve_of(p) is not None
     trap = cluster.trap(at, lambda passing: cluster.freeze(passing.link.client), hold=False)
@@ -76,7 +77,7 @@ async def mid_prefill(cluster: Cluster, label: str, *, seeded: bool) -> Scene:
     return Scene(cluster, victim, prefill, decode, 0, (prefill,))
 
 
-async def mid_transfer(cluster: Cluster, label: str, *, seeded: bool) -> Scene:
+async def mid_transfer(cluster: Cluster, label: str, num_long: int, *, seeded: bool) -> Scene:
     """See the module."""
     if cluster.setup.connector == "tcp":
         trap = cluster.trap(_bytes_to_decode(NUM_PROMPT // 16 * (32 << 10) // 3))
@@ -98,7 +99,7 @@ async def mid_transfer(cluster: Cluster, label: str, *, seeded: bool) -> Scene:
     return Scene(cluster, victim, prefill, decode, 0, (prefill,))
 
 
-async def before_commit(cluster: Cluster, label: str, *, seeded: bool) -> Scene:
+async def before_commit(cluster: Cluster, label: str, num_long: int, *, seeded: bool) -> Scene:
     """See the module."""
     trap = cluster.trap(lambda passing: commit_of(passing) is not None)
     victim, prefill, decode = await _asked(cluster, question(label, NUM_PROMPT, NUM_ANSWER, seeded=seeded))
@@ -107,9 +108,9 @@ async def before_commit(cluster: Cluster, label: str, *, seeded: bool) -> Scene:
     return Scene(cluster, victim, prefill, decode, 1)
 
 
-async def after_commit(cluster: Cluster, label: str, *, seeded: bool) -> Scene:
+async def after_commit(cluster: Cluster, label: str, num_long: int, *, seeded: bool) -> Scene:
     """See the module."""
-    asked = question(label, NUM_PROMPT, NUM_LONG, seeded=seeded)
+    asked = question(label, NUM_PROMPT, num_long, seeded=seeded)
     cluster.trap(lambda passing: batch_of(passing) is not None)
     known = cluster.trap(is_handed_off, lambda _: cluster.freeze(cluster.routes[asked.prompt][0][1]), hold=False)
     victim, prefill, decode = await _asked(cluster, asked)
@@ -119,7 +120,7 @@ async def after_commit(cluster: Cluster, label: str, *, seeded: bool) -> Scene:
     return Scene(cluster, victim, prefill, decode, 1, (decode,))
 
 
-async def mid_decode(cluster: Cluster, label: str, *, seeded: bool) -> Scene:
+async def mid_decode(cluster: Cluster, label: str, num_long: int, *, seeded: bool) -> Scene:
     """See the module."""
 
     def at(passing: Passing) -> bool:
@@ -127,7 +128,7 @@ async def mid_decode(cluster: Cluster, label: str, *, seeded: bool) -> Scene:
         return batch is not None and any(delta.first_index >= SEEN for delta in batch.deltas)
 
     trap = cluster.trap(at, lambda passing: cluster.freeze(passing.link.proxy.name.partition(".")[0]))
-    victim, prefill, decode = await _asked(cluster, question(label, NUM_PROMPT, NUM_LONG, seeded=seeded))
+    victim, prefill, decode = await _asked(cluster, question(label, NUM_PROMPT, num_long, seeded=seeded))
     await asyncio.wait_for(trap.sprung.wait(), LIMIT_S)
     await stopped(cluster, decode)
     await victim.until(lambda answer: len(answer.token_ids) == SEEN, LIMIT_S)

@@ -9,31 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
-import pytest_asyncio
 from tokenizers import Tokenizer
 
 from tests.integration.processes.client import Answer, question
-from tests.integration.processes.cluster import TINY, Cluster, Setup, cluster
+from tests.integration.processes.cluster import TINY, Cluster
 from tests.integration.processes.messages import batch_of, commit_of, reserve_of, run_of
 from tests.integration.processes.moments import LIMIT_S, stopped
 from tests.integration.processes.proxy import Passing
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 NUM_TOKENS = 24
 NUM_ANSWERS = 16
 MAX_ROUNDS = 40
 
 Point = tuple[bool, int]  # seeded, tokens that the client had when the worker died
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def made(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
-    async with cluster(Setup("tcp"), tmp_path_factory.mktemp("migration")) as made:
-        yield made
 
 
 @dataclass
@@ -116,15 +109,15 @@ async def check_all(made: Cluster, answers: Sequence[Answer], tokenizer: Tokeniz
         assert answer.text == tokenizer.decode(truth)
 
 
-async def test_an_answer_goes_on_from_every_index(made: Cluster) -> None:
+async def test_an_answer_goes_on_from_every_index(tcp: Cluster) -> None:
     tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
     wanted = {(seeded, index) for seeded in (False, True) for index in range(1, NUM_TOKENS)}
     covered: set[Point] = set()
     need = 6
     for round_ in range(MAX_ROUNDS):
         progress = Progress(covered, min(need, len(wanted - covered)))
-        answers = await played(made, f"round {round_}", progress)
-        await check_all(made, answers, tokenizer)
+        answers = await played(tcp, f"round {round_}", progress)
+        await check_all(tcp, answers, tokenizer)
         need = progress.need
         for prompt, so_far in progress.runs.items():
             covered |= {(progress.seeded[prompt], index) for index in so_far[1:] if index > 0}
@@ -132,24 +125,25 @@ async def test_an_answer_goes_on_from_every_index(made: Cluster) -> None:
             break
     print(f"{len(covered)} points in {round_ + 1} rounds")
     assert wanted <= covered, sorted(wanted - covered)
-    await made.whole()
-    made.check_nothing_leaked()
+    await tcp.whole()
+    tcp.check_nothing_leaked()
 
 
-async def test_an_answer_begins_anew_when_no_token_had_come(made: Cluster) -> None:
+async def test_an_answer_begins_anew_when_no_token_had_come(tcp: Cluster) -> None:
     """Index 0: the prefill worker dies before the first token of all that it has."""
     tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
-    await made.whole()
+    await tcp.whole()
     progress = Progress(set(), NUM_ANSWERS)
-    made.trap(progress.note, hold=False)
-    trap = made.trap(lambda p: reserve_of(p) is not None, lambda passing: made.freeze(passing.link.client))
-    answers = [made.client.ask(question(f"index 0 {i}", 200, NUM_TOKENS, seeded=i // 2 % 2 == 1)) for i in range(8)]
+    tcp.trap(progress.note, hold=False)
+    trap = tcp.trap(lambda p: reserve_of(p) is not None, lambda passing: tcp.freeze(passing.link.client))
+    answers = [tcp.client.ask(question(f"index 0 {i}", 200, NUM_TOKENS, seeded=i // 2 % 2 == 1)) for i in range(8)]
     progress.seeded |= {answer.question.prompt: answer.question.seed is not None for answer in answers}
     for answer in answers:
-        await made.route(answer)
+        await tcp.route(answer)
+    await asyncio.wait_for(trap.sprung.wait(), LIMIT_S)
     assert trap.passing is not None
-    made.children[trap.passing.link.client].signal(signal.SIGKILL)
+    tcp.children[trap.passing.link.client].signal(signal.SIGKILL)
     await asyncio.gather(*(answer.end(LIMIT_S) for answer in answers))
-    await check_all(made, answers, tokenizer)
+    await check_all(tcp, answers, tokenizer)
     again = {progress.seeded[prompt] for prompt, so_far in progress.runs.items() if so_far == [0, 0]}
     assert again == {False, True}
