@@ -1,6 +1,7 @@
 """The answers to one request: n continuations of one prompt, which is computed once.
 
-    first  ──▶ piece, piece, … , piece(ending)            alone until its prompt's KV is in the prefix caches of its workers
+    first  ──▶ piece, piece, … , piece(ending)            alone until its prompt's KV is in the prefix caches of its workers:
+                                                          the commit, or its first token where one worker runs all of it
     others      └── start ──▶ piece, … , piece(ending)    then beside it, on the same workers where those have room
 
 A continuation after the first recomputes at most the prompt's last block; where its workers differ, or have forgotten the
@@ -20,7 +21,7 @@ from contracts.clock import Clock
 from contracts.request import FinishReason, TokenDelta
 from contracts.sampling import MAX_SEED
 from observability.metrics import RouterMetrics
-from router.exchange import Ask, Ending, Piece, Route, Usage
+from router.exchange import Ask, Ending, Piece, Usage
 from router.flow import Flow
 from router.progress import Job, Progress
 from router.tokenizer import Tokenizer
@@ -81,14 +82,6 @@ class Answer:
         self._making = making
         text = making.tokenizer.text_stream(ask.skip_special_tokens)
         self._wording = Wording(text, ask.stop, ask.include_stop, ask.sampling.min_tokens)
-        self._num_heard = 0  # deltas
-
-    @property
-    def prompt_is_cached(self) -> bool:
-        """Whether the prompt's KV is known to be where the others will look for it: on the worker that ran all of it, or
-        on both of a hand-off, whose commit is known by the second delta.
-        """
-        return self._num_heard > 1 or (self._num_heard == 1 and self.progress.route is Route.COLOCATED)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Choose and run are the flow's; here its tokens become pieces."""
@@ -96,7 +89,6 @@ class Answer:
         async with aclosing(self._making.flow.deltas(self.progress)) as deltas:
             async for delta in deltas:
                 now = clock.now()
-                self._num_heard += 1
                 said = _NOTHING if self._prompt_only else self._wording.feed(delta)
                 self.num_tokens += len(said.token_ids)
                 first = times.first_heard is None
@@ -173,7 +165,7 @@ class Answers:
 
     async def _together(self) -> AsyncGenerator[Piece, None]:
         made: asyncio.Queue[_Made | Exception] = asyncio.Queue()
-        cached = asyncio.Event()
+        cached = self.first.progress.prompt_cached
         tasks = [asyncio.ensure_future(_make(answer, made, cached)) for answer in self.all]
         num_running = len(tasks)
         try:
@@ -206,7 +198,7 @@ async def _make(answer: Answer, made: asyncio.Queue[_Made | Exception], cached: 
             await cached.wait()
         async with aclosing(answer.pieces()) as pieces:
             async for piece in pieces:
-                if answer.prompt_is_cached or piece.ending is not None:
+                if piece.ending is not None:  # it may have ended at its first token, and was handed to nobody
                     cached.set()
                 taken = asyncio.Event()
                 made.put_nowait(_Made(piece, taken))

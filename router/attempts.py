@@ -129,6 +129,7 @@ class Alone:
                         claim.computed()
                         if delta.error is not None:
                             raise _judged(as_exception(delta.error), self._decode.ref, self._means, self._progress)
+                        self._progress.prompt_cached.set()
                         yield delta
                     case DecodeLost(_, error):
                         raise _judged(error, self._decode.ref, self._means, self._progress)
@@ -231,6 +232,7 @@ class HandOver:
             return ()
         self._hear(set())
         self._committed = True
+        self._progress.prompt_cached.set()
         self._early.append(delta)
         return self._held_back()
 
@@ -250,6 +252,7 @@ class HandOver:
         if event.handoff_id != self._target.handoff_id:
             raise InternalError(f"hand-off {event.handoff_id} succeeded, which is not the one that was asked for")
         self._committed = self._settled = True
+        self._progress.prompt_cached.set()
         self._means.verdicts.worked(self._pair)
         self._progress.handoff = event.stats
         self._progress.stages = self._progress.stages.merged(event.stages)

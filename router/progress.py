@@ -6,6 +6,7 @@ each token comes once and in order. Does not know workers' addresses or connecti
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import dataclass, replace
 
@@ -74,6 +75,9 @@ class Progress:
         self._retry = retry
         self._started_at = clock.now()
         self._heard = False  # whether any delta came
+        # Set once the prompt's KV is known to be where an answer beside this one will look for it: on the worker that runs
+        # all of it, or on both of a hand-off that is committed.
+        self.prompt_cached = asyncio.Event()
 
     @property
     def time_left_s(self) -> float:

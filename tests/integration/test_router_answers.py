@@ -90,6 +90,25 @@ async def test_alone_on_a_decode_worker_the_prompt_is_computed_once_too(tmp_path
         await workers.idle()
 
 
+async def test_the_others_start_at_the_commit_and_not_before(tmp_path):
+    async with running_router(router_config(tmp_path)) as running:
+        (prefill,), (decode,) = await running.cluster.pools(1, 1)
+        decode.faults.hold.clear()  # no second token until the test says so
+        prefill.faults.hold.clear()
+        asking = asyncio.create_task(running.http.post("/v1/completions", json=SHORT))
+        async with asyncio.timeout(5):
+            while not prefill.running:
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0.1)
+            assert len(prefill.seen) == 1
+            prefill.faults.hold.set()
+            while len(prefill.seen) < 3:
+                await asyncio.sleep(0.005)
+        decode.faults.hold.set()
+        assert sorted_ids((await asking).json()["choices"]) == [of_script(i) for i in range(3)]
+        await running.cluster.idle()
+
+
 async def test_a_client_that_leaves_frees_both_pools(tmp_path):
     async with served(tmp_path, Setup(model=FAKE, step_s=0.01)) as (running, workers):
         asked = body(max_tokens=400, stream=True, n=4)
@@ -166,6 +185,8 @@ async def one_fails(running, stream):
     decode = [w for w in running.cluster.workers if w.kind is WorkerKind.DECODE]
     for worker in decode:
         worker.faults.hold.clear()
+    for worker in prefill:  # so the commit of the first, with which the others begin, is known late
+        worker.faults.books_late_s = 0.3
     asking = asyncio.create_task(running.http.post("/v1/completions", json={**SHORT, "stream": stream}))
     async with asyncio.timeout(5):
         while not any(w.attached for w in decode) or not any(w.seen for w in prefill):
