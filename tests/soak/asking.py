@@ -20,7 +20,7 @@ import msgspec
 
 from contracts.pb.diptych.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from rpc.channel import open_channel
-from tests.soak.plan import Door, Planned, Question
+from tests.soak.plan import TEMPERATURE, Door, Planned, Question
 
 HANG_S = 60.0
 _REASONS = {types_pb2.FINISH_REASON_STOP: "stop", types_pb2.FINISH_REASON_LENGTH: "length"}
@@ -109,7 +109,7 @@ class Asker:
 
     async def _grpc(self, question: Question, route: str | None, heard: Heard) -> AsyncGenerator[bool, None]:
         sampling = types_pb2.SamplingParams(
-            temperature=0.0 if question.seed is None else 0.9,
+            temperature=0.0 if question.seed is None else TEMPERATURE,
             seed=question.seed,
             max_tokens=question.max_tokens,
             ignore_eos=question.ignore_eos,
@@ -140,7 +140,7 @@ class Asker:
             "model": self._model,
             "prompt": question.prompt,
             "max_tokens": question.max_tokens,
-            "temperature": 0.0 if question.seed is None else 0.9,
+            "temperature": 0.0 if question.seed is None else TEMPERATURE,
             "seed": question.seed,
             "n": question.n,
             "stop": question.stop or None,

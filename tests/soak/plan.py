@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 ORDINARY_FROM = 3  # token ids below are BOS, EOS and the like
+TEMPERATURE = 0.9  # of seeded questions
 STOPS = (" the", "e ", ".", "and", "ing")  # common in what the tiny model writes, so that they match at any place
 
 

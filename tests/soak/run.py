@@ -20,7 +20,8 @@ from pathlib import Path
 import httpx
 
 from tests.soak.asking import HANG_S, Asker, open_asker
-from tests.soak.cluster import Cluster, Size
+from tests.soak.cluster import MODEL, Cluster, Size
+from tests.soak.firm import firm_questions
 from tests.soak.judging import Findings, Life, Tally
 from tests.soak.plan import Disturbance, Door, Kind, Planned, disturbances, questions, requests
 from tests.soak.truth import Truth, differences, take_truth
@@ -76,6 +77,7 @@ class Soak:
     async def run(self) -> Findings:
         """Everything; the cluster has ended when this returns or raises."""
         cluster, config = self._cluster, self._config
+        self._questions = firm_questions(self._questions, MODEL)
         try:
             await cluster.start()
             facts = cluster.facts
