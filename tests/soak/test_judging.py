@@ -7,6 +7,8 @@ from itertools import islice
 import pytest
 
 from tests.soak.asking import Heard, Outcome, Part
+from tests.soak.cluster import MODEL
+from tests.soak.firm import firm_questions
 from tests.soak.judging import SHOWN_LINES, Bounds, Findings, Life, Tally, violations
 from tests.soak.plan import Door, Kind, disturbances, questions, requests
 from tests.soak.report import report, table
@@ -144,6 +146,14 @@ def test_the_truth_and_its_beginning_are_right():
 )
 def test_what_is_not_the_truth_is_told(untrue):
     assert differences(untrue, TRUTH)
+
+
+def test_a_question_is_cut_before_a_choice_that_hangs_on_a_rounding():
+    thin = questions(7, 96, 1024, 600)[34]  # its 28th token was drawn 3e-7 beside the border to another
+    (cut,) = firm_questions([thin], MODEL)
+    assert cut == replace(thin, max_tokens=27)
+    firm = replace(thin, max_tokens=20)
+    assert firm_questions([firm], MODEL) == (firm,)
 
 
 def test_a_seed_gives_one_plan_and_all_kinds_are_in_it():
