@@ -79,7 +79,7 @@ class Heartbeats:
         while True:
             await self._clock.sleep(self._config.renew_every_s)
             asked_at, kept = self._clock.now(), dict(self._kept[decode])
-            peer = next(iter(kept.values())).peer
+            peer = next(reversed(kept.values())).peer  # the one that was got last is the last to be let go
             try:
                 answer = await asker.once(peer.renew(RenewRequest(self._ref, decode, tuple(kept))))
             except NO_ANSWER as error:

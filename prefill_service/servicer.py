@@ -14,12 +14,12 @@ from contextlib import aclosing, suppress
 import grpc
 
 from contracts import wire
-from contracts.errors import InvalidRequest
+from contracts.errors import HandoffError, InvalidRequest
 from contracts.pb.diptych.v1 import prefill_pb2, prefill_pb2_grpc
 from contracts.prefill import Target
 from contracts.wire_handoff import worker_ref_from_pb, worker_ref_to_pb
 from contracts.wire_prefill import event_to_pb, target_from_pb
-from contracts.worker import check_life
+from contracts.worker import WorkerRef, check_life
 from observability.log import get_logger
 from prefill_service.worker import PrefillWorker
 
@@ -45,7 +45,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         check_life(self._worker.ref, worker_ref_from_pb(first.prefill))
         request = wire.request_from_pb(first.run.request)
         targets: asyncio.Queue[Target | None] = asyncio.Queue()
-        listening = asyncio.ensure_future(_listen(request_iterator, targets))
+        listening = asyncio.ensure_future(_listen(request_iterator, targets, self._worker.ref))
         ours = worker_ref_to_pb(self._worker.ref)
         try:
             async with aclosing(self._worker.run(request, target_from_pb(first.run.target), targets)) as events:
@@ -57,14 +57,17 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
                 await listening
 
 
-async def _listen(commands: AsyncIterator[prefill_pb2.PrefillCommand], targets: asyncio.Queue[Target | None]) -> None:
+async def _listen(
+    commands: AsyncIterator[prefill_pb2.PrefillCommand], targets: asyncio.Queue[Target | None], ours: WorkerRef
+) -> None:
     """Pass re-targets on until the router has no more to say, or says something else."""
     try:
         async for command in commands:
             if command.WhichOneof("command") != "retarget":
                 return
+            check_life(ours, worker_ref_from_pb(command.prefill))
             targets.put_nowait(target_from_pb(command.retarget))
-    except InvalidRequest as error:  # a target that names nobody is no target: the run ends as if none came
-        log.warning("unreadable target", reason=error.message)
+    except (InvalidRequest, HandoffError) as error:  # no target for us: the run ends as if none came
+        log.warning("a target that is none", reason=error.message)
     finally:
         targets.put_nowait(None)
