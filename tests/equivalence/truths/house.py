@@ -1,6 +1,6 @@
 """A real router with its HTTP and gRPC doors, and in front of it, for each question, workers that have never been asked.
 
-    house(tmp_path) ──▶ House.crew(hold_at) ──▶ Crew: one prefill worker, two decode workers behind a line that can be cut
+    house(tmp_path) ──▶ House.crew(hold_at) ──▶ Crew: one prefill worker, two decode workers, each behind a line that can be cut
                                                   └── cut ──▶ the decode worker that holds its breath is gone, without a word
 
 New workers for each question make what it meets (prefix caches, who is asked first) the same whatever was asked before.
@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import json
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -30,6 +30,7 @@ from engine.config import SchedulerConfig
 from engine.engine import EngineStats
 from engine.execution.interface import ModelRunner, ScheduledBatch
 from engine.sampling.row import SampledToken
+from kv_transfer.local import WriteFault
 from router.config import RegistryConfig
 from router.model_card import ModelCard, load_model_card
 from router.server import RouterServer
@@ -53,6 +54,7 @@ class Breath:
 
     def __init__(self) -> None:
         self.hold_at: int | None = None
+        self.holds_transfers = False  # of the first prefill worker
         self.seeds: set[int] = set()  # that were drawn with
         self.held: asyncio.Future[int] = asyncio.get_running_loop().create_future()  # which of them
         self._loop = asyncio.get_running_loop()
@@ -136,7 +138,8 @@ class Crew:
 
     pools: Pools
     breath: Breath
-    lines: list[Line]  # to the decode workers
+    lines: list[Line]  # to the decode workers, and to the first prefill worker
+    announce_spare: Callable[[], Awaitable[None]]
     lost: list[Served] = field(default_factory=list)
 
     async def cut(self) -> None:
@@ -146,6 +149,12 @@ class Crew:
         await self.lines[index].cut()
         self.lost.append(self.pools.decode[index])
         self.breath.let_go()
+
+    async def cut_prefill(self) -> None:
+        """Cut off the prefill worker. Another takes its place, which nobody knew before."""
+        await self.lines[-1].cut()
+        self.lost.append(self.pools.prefill[0])
+        await self.announce_spare()
 
     async def idle(self) -> None:
         """Nothing is left on the workers that were not lost: nobody can tell those what has become of their leases."""
@@ -169,27 +178,35 @@ class House:
     epochs: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     @asynccontextmanager
-    async def crew(self, num_blocks: int = NUM_BLOCKS, context: int = NUM_BLOCKS * BLOCK_SIZE) -> AsyncIterator[Crew]:
+    async def crew(
+        self, num_blocks: int = NUM_BLOCKS, context: int = NUM_BLOCKS * BLOCK_SIZE, *, spare: bool = False
+    ) -> AsyncIterator[Crew]:
         """Workers until the block ends; then nothing may be left on any of them. They say that they have this context."""
         breath, lines = Breath(), list[Line]()
         setup = Setup(
+            num_prefill=1 + spare,
             num_decode=2,
             prefill_blocks=num_blocks,
             decode_blocks=num_blocks,
             scheduler=SCHEDULER,
             real=_breathing(breath, num_decode=2),
+            faults=lambda _: WriteFault(delay_s=PATIENCE_S if breath.holds_transfers else 0.0),
             epoch=next(self.epochs),
         )
         async with AsyncExitStack() as stack:
             made = await stack.enter_async_context(pools(setup))
             stack.callback(breath.let_go)
-            for worker in made.decode:
+            size = (num_blocks, context)
+            for worker, kind in (*((w, WorkerKind.DECODE) for w in made.decode), (made.prefill[0], WorkerKind.PREFILL)):
                 lines.append(Line(worker.server.port))
                 stack.push_async_callback(lines[-1].cut)
-                await self._announce(worker, WorkerKind.DECODE, await lines[-1].open(), (num_blocks, context), stack)
-            for worker in made.prefill:
-                await self._announce(worker, WorkerKind.PREFILL, worker.server.port, (num_blocks, context), stack)
-            crew = Crew(made, breath, lines)
+                await self._announce(worker, kind, await lines[-1].open(), size, stack)
+
+            async def announce_spare() -> None:
+                worker = made.prefill[1]
+                await self._announce(worker, WorkerKind.PREFILL, worker.server.port, size, stack)
+
+            crew = Crew(made, breath, lines, announce_spare)
             yield crew
             await crew.idle()
 

@@ -88,6 +88,7 @@ BORDERS = [
         "stop string over all, kept", ask(stop=("\ndisagreeable, and",), include_stop=True), 8, "\ndisagreeable, and"
     ),
     _stopped("stop string behind min_tokens", ask(replace(GREEDY, min_tokens=8), stop=("d", "c")), 10, "c"),
+    _stopped("min_tokens in the middle of a character", ask(replace(SUN, min_tokens=4), stop=("日",)), 6, "日"),
     _length("a stop string that never ends", ask(stop=("\ndisagreeable, and the circum",))),
     _length("characters of several tokens", ask(SUN)),
     _length("half a character at the end", ask(replace(SUN, max_tokens=11, logprobs=1)), 11),
@@ -158,3 +159,4 @@ ECHO = [
 
 ROWS = [*FIRST_TOKEN, *BORDERS, *NUMBERS, *COUNTS, *ECHO]
 EVERY_CUT = [row for row in ROWS if row.name in ("characters of several tokens", "all penalties", "logprobs")]
+SENT_TWICE = [row for row in (*BORDERS[::2], *NUMBERS[::2], *COUNTS) if row.num_tokens > 1]

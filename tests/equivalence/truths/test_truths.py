@@ -16,7 +16,7 @@ from tests.equivalence.truths.case import Heard, Question, check_same
 from tests.equivalence.truths.doors import DOORS
 from tests.equivalence.truths.house import BLOCK_SIZE, Crew, House
 from tests.equivalence.truths.naive import expected, prompt_ids
-from tests.equivalence.truths.rows import EVERY_CUT, GRPC, ROWS, STREAM, WARM, WHOLE, Row, ask
+from tests.equivalence.truths.rows import EVERY_CUT, GRPC, ROWS, SENT_TWICE, STREAM, WARM, WHOLE, Row, ask
 from tests.integration.pools import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -61,6 +61,21 @@ async def test_one_question_one_answer(served: House, row: Row, door: str, way: 
 @pytest.mark.parametrize(("row", "door", "way"), EVERYWHERE)
 async def test_migrated_after_every_token(served: House, row: Row, door: str, way: Way) -> None:
     await check(served, row, door, way)
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in SENT_TWICE])
+async def test_the_prefill_worker_is_lost_behind_its_first_token(served: House, row: Row) -> None:
+    async with served.crew(spare=True) as crew:
+        for _ in range(row.question.warm):
+            await DOORS[GRPC](served, row.question, Route.DISAGGREGATED, lambda _: None)
+        crew.breath.holds_transfers = True
+        told = asyncio.Event()
+        asking = DOORS[GRPC](served, row.question, Route.DISAGGREGATED, lambda count: told.set() if count else None)
+        answering = asyncio.ensure_future(asking)
+        async with asyncio.timeout(PATIENCE_S):
+            await told.wait()
+            await crew.cut_prefill()
+            check_same(await answering, expected(row.question))
 
 
 @pytest.mark.parametrize("cut", [None, 3])
