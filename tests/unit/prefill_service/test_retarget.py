@@ -12,6 +12,7 @@ from contracts.prefill import FirstTokens, HandedOff, HandoffFailed, Target
 from contracts.request import GenerationRequest
 from contracts.sampling import SamplingParams
 from contracts.ticket import ReserveRequest, Ticket
+from kv_transfer.handoff import SourceState
 from tests.unit.prefill_service.test_run import TARGET, D, DecodeSide, asked, bench
 
 
@@ -129,6 +130,11 @@ async def test_targets_that_change_while_the_prompt_computes() -> None:
         assert (seen[3].handoff_id, len(seen)) == ("h3", 4)
         (ticket,) = made.side.tickets
         assert (ticket.handoff_id, ticket.num_computed_tokens) == ("h3", 240)
+        last = [step.after is SourceState.RELEASED for step in made.steps]
+        assert [step.handoff_id for step, ended in zip(made.steps, last, strict=True) if ended] == ["h", "h2", "h3"]
+        assert [step.handoff_id for step in made.steps] == sorted(step.handoff_id for step in made.steps), (
+            "one at a time"
+        )
         await made.worker._links.close()
         assert made.side.aborted == ["h", "h2"]
 

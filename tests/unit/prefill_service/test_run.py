@@ -31,6 +31,7 @@ from engine.engine import Engine
 from engine.execution.fake import FakeModel, FakeRunner, expected_tokens
 from engine.output import Retained
 from kv_transfer.connector import ByteRange
+from kv_transfer.handoff import SourceStep, TargetStep
 from kv_transfer.links import Side
 from kv_transfer.local import LocalConnector, LocalHub, WriteFault
 from kv_transfer.region import SharedRegion
@@ -113,7 +114,8 @@ class Bench:
         self.connector = LocalConnector(hub, clock, self.gate)
         self.connector.expose(region)
         self.engine = Engine(FakeRunner(MODEL, BLOCKS, region.buffer, step_s=step_s), CHUNKED, clock)
-        side = Side(WorkerRef("p", 1), MODEL.layout, [self.connector], clock)
+        self.steps: list[SourceStep | TargetStep] = []
+        side = Side(WorkerRef("p", 1), MODEL.layout, [self.connector], clock, self.steps.append)
         self.worker = PrefillWorker(side, self.engine, self.peers, RunConfig(hold_s=hold_s))
         self.targets: asyncio.Queue[Target | None] = asyncio.Queue()
 
