@@ -18,7 +18,7 @@ from tests.faults.load import ask, clients
 from tests.faults.test_fault_matrix import check
 from tests.faults.virtual_time import run
 from tests.faults.wire import Edge
-from tests.faults.world import Client, Setup, World, step_time_of
+from tests.faults.world import Client, Setup, World, held, step_time_of
 
 BOUND_S = step_time_of(64) + 0.1  # the longest step is a full chunk
 
@@ -116,6 +116,26 @@ def test_a_session_that_breaks_frees_what_it_carried_at_once(moment_s: float) ->
         for client in asked:
             check(client, {"tokens"})
         await world.calm()
+        await world.close()
+
+    run(main)
+
+
+@pytest.mark.parametrize("moment_s", [0.07, 0.11, 0.15, 0.19, 0.23, 0.27])
+def test_a_router_that_dies_leaves_nothing_at_its_workers(moment_s: float) -> None:
+    """Every client of it leaves at once, and nobody says goodbye."""
+
+    async def main(clock: VirtualClock) -> None:
+        world = World(clock, Setup())
+        await world.start()
+        serving = world.begin(clients(3))
+        await clock.sleep(moment_s - clock.now())
+        assert any(held(life) for life in world.lives.values())
+        world.network.kill(world.router)
+        await clock.sleep(BOUND_S)
+        assert not [what for life in world.lives.values() for what in held(life)]
+        leave(world.clients)
+        await serving
         await world.close()
 
     run(main)

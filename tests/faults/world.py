@@ -446,7 +446,8 @@ class World:
         for task in self._behind:
             await task
         self._housekeeping.cancel()
-        self.network.kill(self.router)  # a late announcement finds nobody
+        if self.router.alive:
+            self.network.kill(self.router)  # a late announcement finds nobody
         for life in self.lives.values():
             life.announcing.cancel()
         await self.pools.close()
