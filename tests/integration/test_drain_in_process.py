@@ -102,6 +102,12 @@ async def test_who_waits_for_a_hand_off_that_has_no_room_yet_is_told_at_once() -
         assert sent_away(await on.here.whole("queued elsewhere")) == ()
         await on.drained()
         assert on.here.error is None, "the session ends in good order"
+        late, asked = Decoding(on.made.decode[0]), request(5, 5)
+        await late.attach("chosen before the farewell was heard")
+        await late.generate(asked)
+        assert sent_away(await late.whole("chosen before the farewell was heard")) == ()
+        assert sent_away(await late.whole(asked.request_id)) == ()
+        await late.close()
 
 
 async def test_who_comes_while_others_are_still_here_is_refused_and_goes_elsewhere() -> None:
