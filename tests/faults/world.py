@@ -52,6 +52,7 @@ from prefill_service.worker import PrefillWorker
 from router.admission import Admission
 from router.answers import derived_seed
 from router.attempts import Means
+from router.canary import Canary
 from router.choice import Chooser
 from router.config import AdmissionConfig, CanaryConfig, RegistryConfig, RetryConfig
 from router.exchange import Ask, TokenPrompt
@@ -88,6 +89,8 @@ ANSWERS = AnswerConfig(
 )
 RETRY = RetryConfig(worker_wait_s=5.0, handoff_verdict_s=1.0)
 REGISTRY = RegistryConfig(ttl_s=1.0)
+NO_CANARIES = CanaryConfig(interval_s=0)  # what crosses is the clients' alone, and no pair is called bad
+CANARIES = CanaryConfig(interval_s=0.3, spacing_s=0.05, timeout_s=1.0, retry_s=0.2, max_backoff_s=1.0)
 ANNOUNCE = AnnounceConfig(interval_s=0.25, min_backoff_s=0.1, max_backoff_s=0.5)
 CHANNEL = ChannelConfig(connect_timeout_s=0.5)
 CALM_S = 8.0  # after the last client every patience above has ended
@@ -217,6 +220,7 @@ class Setup:
     prefill_blocks: int = 96
     decode_blocks: int = 96
     max_running: int = 256
+    canaries: CanaryConfig = NO_CANARIES
     failing_writes: int = 0  # the first so many of all writes fail, beside the plan
 
 
@@ -249,12 +253,14 @@ class World:
         self.admission = Admission(AdmissionConfig(max_running=setup.max_running), clock)
         self.metrics = RouterMetrics(MODEL_NAME, list, lambda: (0, 0))
         policies = {kind: make_policy("least_loaded") for kind in WorkerKind}
-        book = PairBook(CanaryConfig(interval_s=0.0), clock)
+        book = PairBook(setup.canaries, clock)
+        self.registry.subscribe(book.on_change)
         chooser = Chooser(self.pools, policies, book)
         means = Means(self.pools, chooser, clock, RETRY, lambda: f"id-{next(self._ids)}", Halt(), book)
         flow = Flow(means, self.metrics)
         self.service = Inference(model_card(), self.admission, flow, self.registry, clock, self.metrics)
-        self._housekeeping = asyncio.ensure_future(self._keep_house())
+        canary = Canary(means, book, setup.canaries, self.metrics)
+        self._own = [asyncio.ensure_future(self._keep_house()), asyncio.ensure_future(canary.run())]
 
     async def _keep_house(self) -> None:
         while True:
@@ -445,7 +451,8 @@ class World:
         """Stop everything. AssertionError when a task is left, or one behind the curtain failed."""
         for task in self._behind:
             await task
-        self._housekeeping.cancel()
+        for task in self._own:
+            task.cancel()
         if self.router.alive:
             self.network.kill(self.router)  # a late announcement finds nobody
         for life in self.lives.values():
