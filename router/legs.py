@@ -237,5 +237,8 @@ class DecodeSession:
 
 
 async def _drain(commands: asyncio.Queue[_Command | None]) -> AsyncIterator[_Command]:
-    while (command := await commands.get()) is not None:
-        yield command
+    try:
+        while (command := await commands.get()) is not None:
+            yield command
+    except asyncio.CancelledError:
+        return  # gRPC cancels its reading task with the call, and makes a traceback of it that costs more than all the rest
