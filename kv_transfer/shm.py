@@ -212,6 +212,7 @@ class ShmConnector:
         knocking = self._knocking.get(address.address)
         if knocking is None:
             knocking = asyncio.ensure_future(self._map(address.address))
+            knocking.add_done_callback(_seen)
             self._knocking[address.address] = knocking
         return await asyncio.shield(knocking)
 
@@ -237,3 +238,8 @@ class ShmConnector:
         target.users -= 1
         if not target.users and target not in self._targets.values():
             target.close()
+
+
+def _seen(knocking: asyncio.Future[_Mapped]) -> None:
+    """Its failure is an answer to whoever waits for it. That all of them were cancelled meanwhile is no fault to be logged."""
+    _ = knocking.cancelled() or knocking.exception()

@@ -2,12 +2,14 @@
 
 import asyncio
 import fcntl
+import gc
 import os
 import socket
 
 import pytest
 
 from contracts.errors import ConfigError, NoRoom, TransferFailed
+from contracts.worker import ConnectorAddress
 from kv_transfer.connector import ByteRange, Write
 from kv_transfer.region import SharedRegion
 from kv_transfer.shm import ShmConnector, probe_locks, why_not
@@ -181,6 +183,24 @@ async def test_a_dead_target_s_memory_is_let_go():
         while source._targets:  # the event loop is told by the kernel
             await asyncio.sleep(0.001)
         await source.close()
+
+
+async def test_a_knock_that_fails_after_its_callers_left_is_no_news():
+    said = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+    with SharedRegion(4096) as region:
+        source = ShmConnector()
+        source.expose(region)
+        connecting = asyncio.ensure_future(source.connect(ConnectorAddress("shm", "diptych-nobody")))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        (knocking,) = source._knocking.values()
+        connecting.cancel()
+        await asyncio.wait((connecting, knocking))
+        del connecting, knocking
+        gc.collect()
+        await source.close()
+    assert not said
 
 
 async def test_close_waits_for_a_copy_and_for_a_knock():
