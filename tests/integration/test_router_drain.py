@@ -98,7 +98,7 @@ async def test_who_said_farewell_and_is_cut_short_is_no_failure_either(served, r
     async with asyncio.timeout(5):
         while not first.running:
             await asyncio.sleep(0.01)
-    await first.announcer.leave()
+    assert await first.announcer.leave() == 1, "the second can take it"
     first.faults.die_after_tokens = num_tokens
     first.faults.hold.set()
     await asking
@@ -113,7 +113,7 @@ async def test_a_prefill_worker_that_leaves_and_is_cut_short_is_no_failure(serve
     async with asyncio.timeout(5):
         while not first.running:
             await asyncio.sleep(0.01)
-    await first.announcer.leave()
+    assert await first.announcer.leave() == 1, "the second can take it"
     first.faults.die_before_first = 1
     first.faults.hold.set()
     await asking
@@ -136,7 +136,9 @@ async def test_when_the_only_decode_worker_drains_the_answer_waits_for_its_next_
         async with asyncio.timeout(5):
             while await drained(running) != (0, 1):
                 await asyncio.sleep(0.01)
-        await only.stop(leave=True)
+        await only.mute()
+        assert await only.announcer.leave() == 0, "nobody can take it"
+        await only.server.stop(0)
         late = asyncio.create_task(complete(running))  # comes while nobody is there
         await asyncio.sleep(0.2)
         assert not asking.done()
