@@ -174,6 +174,7 @@ async def test_a_request_that_its_workers_die_of_does_not_kill_them_all(tmp_path
                 worker.faults.die_after_tokens = 0
         response = await running.http.post("/v1/completions", json={**BASE, "diptych": {"route": "disaggregated"}})
         assert response.status_code == 503
-        assert "given up: 2 workers in a row went away while they had this request" in response.json()["error"]["message"]
+        said = response.json()["error"]["message"]
+        assert "given up: 2 workers in a row went away while they had this request" in said
         alive = [w for w in pool(running, kind) if w.faults.die_before_first or w.faults.die_after_tokens is not None]
         assert len(alive) == 3
