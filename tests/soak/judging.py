@@ -8,9 +8,11 @@ Memory is flat when what a life still gains in its second half is small, or so s
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from tests.soak.asking import Heard, Outcome
 from tests.soak.plan import Kind
@@ -18,6 +20,8 @@ from tests.soak.watching import Footprint
 
 ALLOWED_SHARE = 0.01
 SHOWN_LINES = 10
+STALL_SAID_WITHIN_S = 10.0
+_STALLED = re.compile(r"^(\S+) +\| (\S+)Z ERROR .* no progress although there is work")
 _BEFORE_THE_FIRST_TOKEN = ("503:", "UNAVAILABLE:")
 _FULL = ("429:", "RESOURCE_EXHAUSTED:")
 _PLANNED_ENDINGS = {Kind.KILL: "killed by SIGKILL", Kind.TERM: "exited with code 0"}
@@ -94,6 +98,23 @@ def is_allowed(heard: Heard) -> bool:
     return heard.num_pieces == 0 and heard.error.startswith((*_BEFORE_THE_FIRST_TOKEN, *_FULL))
 
 
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A worker was stopped from `begin` to `end`, seconds since 1970."""
+
+    name: str
+    begin: float
+    end: float
+
+    def explains(self, line: str) -> bool:
+        """Whether this log line is what a process says that finds itself stalled when it goes on again."""
+        found = _STALLED.match(line)
+        if found is None or found[1] != self.name:
+            return False
+        said_at = datetime.fromisoformat(found[2]).replace(tzinfo=UTC).timestamp()
+        return self.begin <= said_at <= self.end + STALL_SAID_WITHIN_S
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
     """Everything that was seen of one run. Names are those of the processes."""
@@ -105,6 +126,7 @@ class Findings:
     workers: Sequence[str]
     ended_by_us: Mapping[str, Sequence[Kind]]
     endings: Sequence[tuple[str, str]]
+    pauses: Sequence[Pause]
     complaints: Sequence[str]
     before: Mapping[str, Footprint]  # calm, before the load
     after: Mapping[str, Footprint]  # calm again
@@ -165,10 +187,16 @@ def _of_processes(found: Findings) -> list[str]:
     said += [
         f"{name}: asked for its end, but it did not come so: {how}" for name, kinds in planned.items() for how in kinds
     ]
-    said += [f"log: {line}" for line in found.complaints[:SHOWN_LINES]]
-    if len(found.complaints) > SHOWN_LINES:
-        said.append(f"log: {len(found.complaints) - SHOWN_LINES} more lines of errors")
+    lines = unexplained(found)
+    said += [f"log: {line}" for line in lines[:SHOWN_LINES]]
+    if len(lines) > SHOWN_LINES:
+        said.append(f"log: {len(lines) - SHOWN_LINES} more lines of errors")
     return said
+
+
+def unexplained(found: Findings) -> list[str]:
+    """Complaints that no pause of ours explains."""
+    return [line for line in found.complaints if not any(pause.explains(line) for pause in found.pauses)]
 
 
 def _of_resources(found: Findings, bounds: Bounds) -> list[str]:

@@ -6,7 +6,7 @@ from collections import Counter
 
 from bench.report import Measure, Report, Verdict
 from tests.soak.asking import Outcome
-from tests.soak.judging import Bounds, Findings, violations
+from tests.soak.judging import Bounds, Findings, unexplained, violations
 from tests.soak.run import SoakConfig
 
 
@@ -20,7 +20,7 @@ def rows(found: Findings, bounds: Bounds) -> list[tuple[str, float, str]]:
         ("workers that hold blocks when idle", sum(usage > 0 for usage in found.kv_usage.values()), ""),
         ("processes, sockets and segments left over", len(found.left_over), ""),
         ("processes whose memory is not flat", len(bounds.grown(found.lives, found.workers)), ""),
-        ("log lines of errors", len(found.complaints), ""),
+        ("log lines of errors", len(unexplained(found)), ""),
     ]
 
 

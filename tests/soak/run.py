@@ -22,7 +22,7 @@ import httpx
 from tests.soak.asking import HANG_S, Asker, open_asker
 from tests.soak.cluster import MODEL, Cluster, Size
 from tests.soak.firm import firm_questions
-from tests.soak.judging import Findings, Life, Tally
+from tests.soak.judging import Findings, Life, Pause, Tally
 from tests.soak.plan import Disturbance, Door, Kind, Planned, disturbances, questions, requests
 from tests.soak.truth import Truth, differences, take_truth
 from tests.soak.watching import Footprint, Seen, footprint_of, left_over
@@ -66,6 +66,7 @@ class Soak:
         self._samples: dict[tuple[str, int], list[tuple[float, float]]] = {}
         self._rss: dict[str, float] = {}
         self._ended: dict[str, list[Kind]] = {}
+        self._pauses: list[Pause] = []
         self.kinds: Counter[str] = Counter()
         self._begun = time.monotonic()
 
@@ -105,6 +106,7 @@ class Soak:
             workers=self._workers,
             ended_by_us=self._ended,
             endings=cluster.endings(),
+            pauses=self._pauses,
             complaints=cluster.complaints(),
             before=before,
             after=after,
@@ -188,6 +190,7 @@ class Soak:
             name, pid = up[0]
             self.kinds[planned.kind] += 1
             if planned.kind is Kind.STOP:
+                self._pauses.append(Pause(name, time.time(), time.time() + planned.length_s))
                 going_on = self._go_on(pid, planned.length_s)
                 pauses.append(asyncio.create_task(going_on, name=name))
             else:

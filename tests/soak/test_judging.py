@@ -9,7 +9,7 @@ import pytest
 from tests.soak.asking import Heard, Outcome, Part
 from tests.soak.cluster import MODEL
 from tests.soak.firm import firm_questions
-from tests.soak.judging import SHOWN_LINES, Bounds, Findings, Life, Tally, violations
+from tests.soak.judging import SHOWN_LINES, Bounds, Findings, Life, Pause, Tally, violations
 from tests.soak.plan import Door, Kind, disturbances, questions, requests
 from tests.soak.report import report, table
 from tests.soak.run import SoakConfig
@@ -40,6 +40,11 @@ def footprint(**what):
     return Footprint(rss_mib=1, private_mib=1, **{"fds": Counter(socket=4), **what})
 
 
+def stalled(name, seconds):
+    said = "rpc.lifecycle no progress although there is work; health says NOT_SERVING stalled_s=4"
+    return f"{name}   | 1970-01-01T00:16:{40 + seconds:02}.123Z ERROR decode {said}"
+
+
 def good(**changes):
     before = {"router": footprint(), "prefill-0": footprint(memfds=frozenset({1, 2}), named=frozenset({"@diptych-a"}))}
     whole_run = Findings(
@@ -50,7 +55,8 @@ def good(**changes):
         workers=VICTIMS,
         ended_by_us={"decode-0": [Kind.KILL, Kind.TERM]},
         endings=[("decode-0", "killed by SIGKILL"), ("decode-0", "exited with code 0")],
-        complaints=[],
+        pauses=[Pause("decode-0", 1000.0, 1004.0)],
+        complaints=[stalled("decode-0", 9)],
         before=before,
         after=dict(before),
         lives=[Life("router", 1, tuple((float(t), 90 + 0.001 * t) for t in range(200)))],
@@ -89,6 +95,8 @@ GROWING = Life("decode-1", 9, tuple((float(t), 100 + 0.2 * t) for t in range(310
         ({"endings": [*good().endings, ("decode-0", "killed by SIGKILL")]}, "decode-0 killed by SIGKILL, which nobody"),
         ({"endings": [*good().endings, ("router", "exited with code 1")]}, "router exited with code 1, which nobody"),
         ({"endings": good().endings[:1]}, "decode-0: asked for its end, but it did not come so: exited with code 0"),
+        ({"complaints": [stalled("decode-0", 15)]}, "log: decode-0"),
+        ({"complaints": [stalled("decode-1", 9)]}, "log: decode-1"),
         ({"complaints": ["an ERROR"]}, "log: an ERROR"),
         ({"complaints": ["an ERROR"] * (SHOWN_LINES + 2)}, "log: 2 more lines"),
         (with_after(fds=Counter(socket=9)), "prefill-0: 9 descriptors, before 4"),
