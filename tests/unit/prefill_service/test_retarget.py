@@ -56,7 +56,7 @@ async def test_another_target_is_taken_before_the_one_that_died_was_noticed(kind
         done = await anext(events)
         assert isinstance(done, HandedOff), done
         assert done.handoff_id == "h2"
-        assert asyncio.get_running_loop().time() - began < 0.5
+        assert asyncio.get_running_loop().time() - began < 3.0, "a call that is not answered takes 5 s to fail"
         assert [ticket.handoff_id for ticket in made.side.tickets] == ["h2"]
         assert [event async for event in events] == []
         await made.worker._links.close()
@@ -213,12 +213,12 @@ async def test_the_deadline_ends_a_hand_off_and_what_is_held_for_another(lost: s
             Moment(made.side, "commit")
         else:
             made.side.connector._buffer = None
-        events = made.worker.run(replace(asked(), deadline_s=0.3), TARGET, made.targets)
+        events = made.worker.run(replace(asked(), deadline_s=1.0), TARGET, made.targets)
         assert isinstance(await anext(events), FirstTokens)
         if lost == "commit":
             with pytest.raises(DeadlineExceeded, match="hand-off h: not ended within"):
                 await anext(events)
             return
         assert isinstance(await anext(events), HandoffFailed)
-        with pytest.raises(UnknownHandoff, match=r"held for 0\.[12]"):
+        with pytest.raises(UnknownHandoff, match=r"held for 0\.\d+ s"):
             await anext(events)
