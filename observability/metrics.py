@@ -60,6 +60,7 @@ class RequestSample:
     max_tokens: int
     stages: StageTimes  # of its first answer
     handoffs: tuple[HandoffStats, ...]  # at most one per answer
+    num_failed_handoffs: int = 0  # whose blocks were pushed again, or whose prompt was computed again
 
 
 class RouterMetrics:
@@ -139,6 +140,9 @@ class _RouterSeries:
         self._cached = counter("diptych_cached_prompt_tokens", "Prompt tokens found in a prefix cache")
         self._generated = counter("diptych_generated_tokens", "Tokens made for clients")
         self._handoffs = counter("diptych_handoffs", "Hand-offs that were committed", ("connector",))
+        self._failed_handoffs = counter(
+            "diptych_failed_handoffs", "Hand-offs that failed, or were given up with their decode worker"
+        )
         self._kv_bytes = counter("diptych_handoff_kv_bytes", "KV bytes pushed between pools", ("connector",))
         self._kv_blocks = counter("diptych_handoff_blocks", "KV blocks of hand-offs: sent, or cached", ("state",))
         self._transfer = histogram(
@@ -162,6 +166,7 @@ class _RouterSeries:
             self._ttft.observe(sample.ttft_s)
         if sample.succeeded:
             self._observe_success(sample)
+        self._failed_handoffs.inc(sample.num_failed_handoffs)
         for handoff in sample.handoffs:
             self._observe_handoff(handoff)
 

@@ -179,6 +179,7 @@ class Inference:
             max_tokens=progress.job.sampling.max_tokens,
             stages=progress.stages,
             handoffs=tuple(c.progress.handoff for c in answers.all if c.progress.handoff is not None),
+            num_failed_handoffs=sum(c.progress.num_handoff_failures for c in answers.all),
         )
 
 

@@ -159,6 +159,9 @@ async def test_a_client_of_the_router_sees_nothing_of_it(tmp_path):
         answer = await tokens(running, prompt=list(range(40, 120)), diptych={"route": "disaggregated"})
         assert answer["choices"][0]["token_ids"] == alone["choices"][0]["token_ids"]
         assert sum(count() for count in mismatches) >= 1.0
+        assert await running.metric("diptych_failed_handoffs_total") == sum(count() for count in mismatches), (
+            "pushed again"
+        )
         await workers.idle()
 
 

@@ -53,6 +53,7 @@ async def test_a_decode_worker_that_dies_before_the_commit_costs_no_second_prefi
     assert len(prefill.seen) == 1, "the prompt was computed once"
     assert len(prefill.retargets) == 1
     assert await served.metric("diptych_failed_attempts_total", code="UNAVAILABLE") == 0
+    assert await served.metric("diptych_failed_handoffs_total") == 1
 
 
 async def test_a_hand_off_that_was_committed_before_the_other_target_came_is_not_taken_for_it(served):
