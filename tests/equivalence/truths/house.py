@@ -101,6 +101,7 @@ class Line:
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_cut = False
 
     async def open(self) -> int:
         self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
@@ -108,6 +109,7 @@ class Line:
 
     async def cut(self) -> None:
         """Idempotent."""
+        self._is_cut = True
         if self._server is not None:
             self._server.close()
         for writer in self._writers:
@@ -116,12 +118,19 @@ class Line:
             await asyncio.wait(set(self._tasks))
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._to)
+        self._writers.add(writer)
+        try:
+            there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._to)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._writers.add(there_writer)
         for source, sink in ((reader, there_writer), (there_reader, writer)):
-            self._writers.add(sink)
             task = asyncio.ensure_future(self._pump(source, sink))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+            if self._is_cut:  # while the connection was made
+                sink.transport.abort()
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):

@@ -64,9 +64,10 @@ def token_text(token_id: int) -> str:
 
 @cache
 def _model() -> torch.nn.Module:
-    from transformers import AutoModelForCausalLM
+    from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
+    torch.set_num_threads(1)
+    return LlamaForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
 
 
 def _logits(token_ids: tuple[int, ...]) -> torch.Tensor:

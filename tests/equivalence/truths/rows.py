@@ -105,7 +105,10 @@ NUMBERS = [
     _length("repetition reward", ask(replace(GREEDY, repetition_penalty=0.8))),
     _length("presence penalty", ask(EACH_ONCE)),
     _length("frequency reward", ask(replace(WARM, frequency_penalty=-1.5, presence_penalty=0.7))),
-    _length("all penalties", ask(replace(WARM, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.8))),
+    _length(
+        "all penalties",
+        ask(replace(WARM, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.8, logprobs=1)),
+    ),
     _length("seeded", ask(WARM)),
     _length("seeded, top_k", ask(replace(WARM, top_p=1.0, top_k=7, seed=2**63 - 1))),
     _length("seeded, top_p", ask(replace(WARM, top_p=0.5, top_k=0, temperature=1.7))),
@@ -158,5 +161,5 @@ ECHO = [
 ]
 
 ROWS = [*FIRST_TOKEN, *BORDERS, *NUMBERS, *COUNTS, *ECHO]
-EVERY_CUT = [row for row in ROWS if row.name in ("characters of several tokens", "all penalties", "logprobs")]
-SENT_TWICE = [row for row in (*BORDERS[::2], *NUMBERS[::2], *COUNTS) if row.num_tokens > 1]
+EVERY_CUT = [row for row in ROWS if row.name in ("characters of several tokens", "all penalties")]
+SENT_TWICE = [row for row in (*BORDERS[::4], *NUMBERS[::3], *COUNTS[::2]) if row.num_tokens > 1]
