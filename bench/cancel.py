@@ -212,9 +212,13 @@ class Watch:
 
     def all_quiet(self, seconds: float) -> bool:
         """Whether no worker has held anything for so long, at several looks."""
-        since = time.monotonic() - seconds
-        recent = [[look.holds for look in some if look.asked_s >= since] for some in self.looks.values()]
-        return all(len(some) >= MIN_LOOKS and not any(some) for some in recent)
+        return all(_quiet_since(some) <= time.monotonic() - seconds for some in self.looks.values())
+
+
+def _quiet_since(looks: Sequence[WorkerLook]) -> float:
+    """Since when a worker has held nothing; never, as long as too few looks say so."""
+    since = next((i + 1 for i in range(len(looks) - 1, -1, -1) if looks[i].holds), 0)
+    return looks[since].asked_s if len(looks) - since >= MIN_LOOKS else float("inf")
 
 
 def worker_look(asked_s: float, page: bytes) -> WorkerLook:

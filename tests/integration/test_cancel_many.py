@@ -13,7 +13,10 @@ import pytest
 from bench.cancel import GrpcClient, SseClient, still
 from bench.cluster import ServedCluster
 from contracts.pb.diptych.v1 import inference_pb2_grpc
+from decode_service.worker import AnswerConfig
 from engine.config import SchedulerConfig
+from kv_transfer.config import ReceiverConfig, SenderConfig
+from prefill_service.run import RunConfig
 from router.config import AdmissionConfig, RegistryConfig
 from rpc.channel import open_channel
 from tests.integration.pools import Setup
@@ -28,6 +31,8 @@ WALL_BOUND_S = 10.0
 STAYING_TOKENS = 40
 LARGE = SchedulerConfig(max_num_batched_tokens=4096, max_num_seqs=512)
 SMALL = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=64)  # less than a prompt
+# A busy machine may take its time; what is asked here is what is left when they have gone.
+PATIENT = SenderConfig(reserve_timeout_s=60.0, call_timeout_s=60.0, commit_timeout_s=60.0, write_timeout_s=60.0)
 
 
 @dataclass
@@ -90,9 +95,20 @@ async def free(served, num_blocks: int) -> bool:
 @pytest.mark.parametrize("moment", CASES)
 async def test_all_who_leave_at_once_are_gone_and_the_others_notice_nothing(tmp_path, surface, moment):
     case = CASES[moment]
-    setup = Setup(model=FAKE, step_s=STEP_S, scheduler=case.scheduler, prefill_blocks=4096, decode_blocks=4096)
+    setup = Setup(
+        model=FAKE,
+        step_s=STEP_S,
+        scheduler=case.scheduler,
+        prefill_blocks=4096,
+        decode_blocks=4096,
+        run=RunConfig(PATIENT),
+        answers=AnswerConfig(ReceiverConfig(lease_s=120.0)),
+    )
     config = router_config(
-        tmp_path, admission=AdmissionConfig(case.max_running, 1024), registry=RegistryConfig(ttl_s=60.0)
+        tmp_path,
+        request_timeout_s=120.0,
+        admission=AdmissionConfig(case.max_running, 1024),
+        registry=RegistryConfig(ttl_s=60.0),
     )
     async with served(tmp_path, setup, config) as (running, workers), open_channel(running.target) as channel:
         watched = Watched()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from prometheus_client import generate_latest
 
@@ -10,11 +12,13 @@ from bench.cancel import (
     CancelBenchConfig,
     Freed,
     Moment,
+    Watch,
     WorkerLook,
     cancel_report,
     freed,
     worker_look,
 )
+from bench.cluster import ServedCluster, ServedProcess
 from bench.load import Protocol as Surface
 from observability.worker_metrics import WorkerMetrics
 
@@ -48,6 +52,21 @@ def test_the_worse_worker_counts_less_its_own_step() -> None:
         "0.05 s is one step and 0.01 s"
     )
     assert freed({"prefill": looks(False, False)}, 0.0) == Freed(0.0, 0.0, 0.0)
+
+
+def test_a_worker_is_quiet_when_several_looks_in_a_row_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(ServedCluster("http://h:1", "h:2", "tiny", (ServedProcess("decode", 1, "http://h:3"),)), 0.01)
+    monkeypatch.setattr(time, "monotonic", lambda: 10.0)
+    for seen, quiet in (
+        (looks(True, False, False), False),
+        (looks(True, False, False, False), True),
+        (looks(True), False),
+    ):
+        watch.looks["decode"] = seen
+        assert watch.all_quiet(0.5) is quiet
+    monkeypatch.setattr(time, "monotonic", lambda: 0.3)
+    watch.looks["decode"] = looks(True, False, False, False)
+    assert not watch.all_quiet(0.5)
 
 
 def test_the_report_holds_the_worst_of_each_surface_against_the_bar() -> None:
