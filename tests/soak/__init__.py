@@ -8,6 +8,7 @@ firm.py      how far an answer does not hang on the last bits of a logit
 truth.py     what each question's answer is, taken while nothing disturbs, and whether an answer is that
 cluster.py   `diptych up` as a child: its ready file, its signals, its logs
 watching.py  what the operating system knows of its processes: memory, descriptors, sockets, shared memory
+recording.py that over time, for every process
 judging.py   pure: from everything that was seen to a list of what must not be
 run.py       puts them together; __main__.py is the command
 """

@@ -22,10 +22,11 @@ import httpx
 from tests.soak.asking import HANG_S, Asker, open_asker
 from tests.soak.cluster import MODEL, Cluster, Size
 from tests.soak.firm import firm_questions
-from tests.soak.judging import Findings, Life, Pause, Tally
+from tests.soak.judging import Findings, Pause, Tally
 from tests.soak.plan import Disturbance, Door, Kind, Planned, disturbances, questions, requests
+from tests.soak.recording import Recorder
 from tests.soak.truth import Truth, differences, take_truth
-from tests.soak.watching import Footprint, Seen, footprint_of, left_over
+from tests.soak.watching import left_over
 
 VOCAB, LONGEST_PROMPT = 1024, 600
 SAMPLE_S, LINE_S = 2.0, 10.0
@@ -62,9 +63,7 @@ class Soak:
         self._truths: tuple[Truth, ...] = ()
         self._tally = Tally()
         self._running: set[asyncio.Task[None]] = set()
-        self._seen = Seen()
-        self._samples: dict[tuple[str, int], list[tuple[float, float]]] = {}
-        self._rss: dict[str, float] = {}
+        self._recorder = Recorder(self._cluster)
         self._ended: dict[str, list[Kind]] = {}
         self._pauses: list[Pause] = []
         self.kinds: Counter[str] = Counter()
@@ -87,17 +86,17 @@ class Soak:
                 self._truths = await take_truth(asker, self._questions)
                 await self._calm(asker)
                 await self._idle(facts.http)
-                before = self._footprints()
+                before = self._recorder.footprints()
                 await self._load(asker, config.minutes * 60)
                 all_ready = await cluster.wait_all_ready(IDLE_S)
                 await self._calm(asker)
             running, kv_usage = await self._idle(facts.http)
-            after = self._footprints()
-            self._sample()
+            after = self._recorder.footprints()
+            self._recorder.sample(self.seconds)
         finally:
             exit_code = await cluster.end()
         await asyncio.sleep(1.0)
-        self._write_memory()
+        self._recorder.write(self._logs / "memory.csv")
         return Findings(
             tally=self._tally,
             all_ready=all_ready,
@@ -110,19 +109,10 @@ class Soak:
             complaints=cluster.complaints(),
             before=before,
             after=after,
-            lives=self.lives(),
-            left_over=left_over(self._seen),
+            lives=self._recorder.lives(),
+            left_over=left_over(self._recorder.seen),
             exit_code=exit_code,
         )
-
-    def _write_memory(self) -> None:
-        rows = [f"{life.name},{life.pid},{at:.1f},{mib:.2f}\n" for life in self.lives() for at, mib in life.samples]
-        (self._logs / "memory.csv").write_text("process,pid,second,private_mib\n" + "".join(rows))
-
-    def lives(self) -> list[Life]:
-        """Of every process so far, the longest first."""
-        lives = [Life(name, pid, tuple(samples)) for (name, pid), samples in self._samples.items()]
-        return sorted(lives, key=lambda life: -life.length_s)
 
     async def _calm(self, asker: Asker) -> None:
         """Every question once over both pools, through every door in turn, a few at once."""
@@ -212,36 +202,18 @@ class Soak:
         next_line = LINE_S
         while True:
             self._cluster.look()
-            self._sample()
+            self._recorder.sample(self.seconds)
             if self.seconds >= next_line:
                 next_line += LINE_S
                 self._line()
             await asyncio.sleep(SAMPLE_S)
 
-    def _pids(self) -> list[tuple[str, int]]:
-        found = [(p.name, p.pid) for p in self._cluster.look().processes if p.pid is not None]
-        return [("up", self._cluster.pid), *found]
-
-    def _sample(self) -> None:
-        for name, pid in self._pids():
-            footprint = footprint_of(pid)
-            if footprint is None:
-                continue
-            self._seen.note(pid, footprint)
-            self._rss[name] = footprint.rss_mib
-            self._samples.setdefault((name, pid), []).append((self.seconds, footprint.private_mib))
-
-    def _footprints(self) -> dict[str, Footprint]:
-        found = {name: footprint_of(pid) for name, pid in self._pids()}
-        return {name: footprint for name, footprint in found.items() if footprint is not None}
-
     def _line(self) -> None:
         tally, counts = self._tally, self._tally.outcomes
         outcomes = "  ".join(f"{outcome} {counts[outcome]}" for outcome in counts)
         kinds = " ".join(f"{kind} {self.kinds[kind]}" for kind in sorted(self.kinds))
-        rss = " ".join(f"{name} {mib:.0f}" for name, mib in self._rss.items())
         words = f"{outcomes}  wrong {len(tally.wrong)}  allowed {len(tally.allowed)}  at once {len(self._running)}"
-        print(f"{self.seconds:6.0f} s  {words}  [{kinds}]  RSS {rss}", flush=True)
+        print(f"{self.seconds:6.0f} s  {words}  [{kinds}]  RSS {self._recorder.rss}", flush=True)
 
     async def _idle(self, http: str) -> tuple[float, dict[str, float]]:
         """(requests, KV usage by worker) once all are 0, or after IDLE_S what they still are."""
