@@ -252,7 +252,7 @@ class Cluster:
         try:
             async with asyncio.timeout(self.patience_s):
                 while not await condition():  # type: ignore[misc]
-                    await asyncio.sleep(0.005)
+                    await asyncio.sleep(0.015)
         except TimeoutError:
             raise AssertionError(f"not within {self.patience_s} s: {what}\n{self.logs()}") from None
 

@@ -109,6 +109,7 @@ async def check_all(made: Cluster, answers: Sequence[Answer], tokenizer: Tokeniz
         assert answer.text == tokenizer.decode(truth)
 
 
+@pytest.mark.timeout(300)
 async def test_an_answer_goes_on_from_every_index(tcp: Cluster) -> None:
     tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
     wanted = {(seeded, index) for seeded in (False, True) for index in range(1, NUM_TOKENS)}
