@@ -12,170 +12,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import grpc
 from grpc.aio import Metadata
 
-from contracts.clock import VirtualClock
-from contracts.errors import DiptychError
-from contracts.worker import ConnectorAddress
-from rpc.server import ErrorInterceptor
-from tests.faults.wire import Crossing, Edge, Verdict, Wire
-
-_EDGES = {
-    "Announce": (Edge.ANNOUNCE, Edge.ANNOUNCED),
-    "Connect": (Edge.CONNECT, Edge.CONNECTED),
-    "Reserve": (Edge.RESERVE, Edge.GRANT),
-    "Commit": (Edge.COMMIT, Edge.COMMITTED),
-    "Renew": (Edge.RENEW, Edge.RENEWED),
-    "Abort": (Edge.ABORT, Edge.ABORTED),
-    "run": Edge.RUN,
-    "retarget": Edge.RETARGET,
-    "tokens": Edge.FIRST_TOKEN,
-    "handed_off": Edge.HANDED_OFF,
-    "handoff_failed": Edge.HANDOFF_FAILED,
-    "attach": Edge.ATTACH,
-    "generate": Edge.GENERATE,
-    "cancel": Edge.CANCEL,
-}
-
-
-class Process:
-    """One life of a router or worker: a name, an address, and the methods it serves. Stands in for grpc.aio.Server."""
-
-    def __init__(self, name: str, address: str) -> None:
-        self.name = name
-        self.address = address
-        self.alive = True
-        self._handlers: dict[str, grpc.RpcMethodHandler] = {}
-
-    def add_generic_rpc_handlers(self, handlers) -> None:
-        """What a stub generator calls; the registered handlers are the same."""
-
-    def add_registered_method_handlers(self, service: str, handlers) -> None:
-        self._handlers.update({f"/{service}/{name}": handler for name, handler in handlers.items()})
-
-    async def handler(self, path: str) -> grpc.RpcMethodHandler:
-        """With the interceptor that a real server has."""
-
-        async def found(details) -> grpc.RpcMethodHandler:
-            return self._handlers[path]
-
-        handler = await ErrorInterceptor(60.0).intercept_service(found, SimpleNamespace(method=path))
-        assert handler is not None
-        return handler
-
-
-class Aborted(Exception):
-    """What a servicer's `context.abort` raises."""
-
-    def __init__(self, code: grpc.StatusCode, details: str, trailing) -> None:
-        super().__init__(details)
-        self.error = grpc.aio.AioRpcError(code, Metadata(), Metadata(*trailing), details)
+from rpc.channel import ChannelOpener
+from tests.faults.messages import EDGES, ids_of
+from tests.faults.network import Network
+from tests.faults.process import Aborted, Context, Process, unavailable
+from tests.faults.wire import Crossing, Edge, Verdict
 
 
 class _Lost(Exception):
     """A message that will never arrive."""
 
 
-class _Context:
-    """As much of a ServicerContext as our servicers and the interceptor use."""
-
-    def __init__(self, write: Callable[[object], None]) -> None:
-        self._write = write
-
-    async def write(self, message) -> None:
-        self._write(message)
-
-    async def abort(self, code, details="", trailing_metadata=()) -> None:
-        raise Aborted(code, details, trailing_metadata)
-
-
-class Network:
-    """Who is at which address, and every call under way."""
-
-    def __init__(self, clock: VirtualClock, wire: Wire) -> None:
-        self.clock = clock
-        self.wire = wire
-        self._at: dict[str, Process] = {}
-        self._calls: dict[_Call, None] = {}  # an ordered set: one seed, one history
-        self._tasks: set[asyncio.Task] = set()
-        self.channels: dict[InProcessChannel, None] = {}
-        self.prompts: dict[str, tuple[int, ...]] = {}  # hand-off or request id → the prompt that it is for
-        self.keys: dict[int, tuple[str, ...]] = {}  # window key → the hand-off that it was granted to
-        self.failing_writes = 0
-        self.connectors: dict[ConnectorAddress, str] = {}  # whose memory it is
-
-    def note(self, command, before: str) -> None:
-        """Remember what the ids of a command stand for; `before` is the hand-off that its stream was about so far."""
-        match command.WhichOneof("command"):
-            case "run":
-                prompt = tuple(command.run.request.prompt_token_ids)
-                self.prompts[command.run.target.handoff_id] = prompt
-                self.prompts[command.run.request.request_id] = prompt
-            case "generate":
-                asked = command.generate.request
-                self.prompts[asked.request_id] = tuple(asked.prompt_token_ids)
-            case "retarget":
-                self.prompts[command.retarget.handoff_id] = self.prompts[before]
-
-    def join(self, process: Process) -> None:
-        """It is reached at its address from now on."""
-        self._at[process.address] = process
-
-    def kill(self, process: Process) -> None:
-        """It is gone: its calls, in and out, break."""
-        process.alive = False
-        del self._at[process.address]
-        for call in [c for c in self._calls if process in (c.source, c.target)]:
-            call.snap()
-        for channel in [c for c in self.channels if process is c.source or process.address == c.address]:
-            channel.broke()
-
-    def cut(self, one: Process, other: Process) -> None:
-        """The connection between two processes breaks, with every call on it."""
-        for call in [c for c in self._calls if {c.source, c.target} == {one, other}]:
-            call.snap()
-        ends = {(one.name, other.address), (other.name, one.address)}
-        for channel in [c for c in self.channels if (c.source.name, c.address) in ends]:
-            channel.broke()
-
-    def find(self, address: str) -> Process | None:
-        return self._at.get(address)
-
-    def opener(self, source: Process):
-        """A ChannelOpener for what runs in this process."""
-        return lambda address, config=None: InProcessChannel(self, source, address)
-
-    def spawn(self, work) -> asyncio.Task:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(self._heard)
-        return task
-
-    @staticmethod
-    def _heard(ended: asyncio.Task) -> None:
-        """A call's error is its caller's; any other is a fault of this file or of the world, which must not go unheard."""
-        error = None if ended.cancelled() else ended.exception()
-        if error is not None and not isinstance(error, (Aborted, grpc.aio.AioRpcError, DiptychError)):
-            context = {"message": "a message's way failed", "exception": error}
-            asyncio.get_running_loop().call_exception_handler(context)
-
-    @property
-    def num_calls(self) -> int:
-        """Under way."""
-        return len(self._calls)
-
-    async def quiet(self) -> None:
-        """Wait for what is still on its way."""
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
-
-
-def unavailable(why: str) -> grpc.aio.AioRpcError:
-    return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, Metadata(), Metadata(), why)
+def opener(network: Network, source: Process) -> ChannelOpener:
+    """For what runs in this process."""
+    return lambda address, config=None: InProcessChannel(network, source, address)
 
 
 class InProcessChannel(grpc.aio.Channel):
@@ -279,11 +133,11 @@ class _Call:
         self.channel, self.codec = channel, codec
         self.network, self.wire = channel.network, channel.network.wire
         self.source, self.target = channel.source, channel.network.find(channel.address)
-        self.network._calls[self] = None
+        self.network.calls[self] = None
         channel.calls[self] = None
 
     def over(self) -> None:
-        self.network._calls.pop(self, None)
+        self.network.calls.pop(self, None)
         self.channel.calls.pop(self, None)
 
     def snap(self) -> None:
@@ -338,8 +192,8 @@ class _Unary(_Call):
         self.network.spawn(reset())
 
     async def _carry(self, request) -> None:
-        asked, answered = _EDGES[self.codec.name]
-        ids = _ids(request)
+        asked, answered = EDGES[self.codec.name]
+        ids = ids_of(request)
         try:
             raw = await self._pass(self.crossing(asked, ids, False, False), lambda: self._served(request))
             await self._pass(self.crossing(answered, ids, False, True), lambda: _value(None))
@@ -376,9 +230,9 @@ class _Unary(_Call):
         handler = await self.target.handler(self.codec.path)
         if not self.target.alive:
             raise unavailable("connection lost")
-        answer = await handler.unary_unary(self.codec.encode(request), _Context(lambda message: None))
+        answer = await handler.unary_unary(self.codec.encode(request), Context(lambda message: None))
         if self.codec.name == "Reserve" and answer.HasField("grant"):
-            self.network.keys.update({window.key: _ids(request) for window in answer.grant.windows})
+            self.network.keys.update({window.key: ids_of(request) for window in answer.grant.windows})
         return handler.response_serializer(answer)
 
 
@@ -464,8 +318,8 @@ class _Stream(_Call):
                 self._end(message)
                 return
             name = message.WhichOneof("event" if to_client else "command") if self._names(to_client) else ""
-            self._ids = _ids(message) or self._ids
-            crossing = self.crossing(_EDGES.get(name, Edge.DELTAS), self._ids, True, to_client)
+            self._ids = ids_of(message) or self._ids
+            crossing = self.crossing(EDGES.get(name, Edge.DELTAS), self._ids, True, to_client)
             verdict = await self.wire.cross(crossing, self.wire.meet(crossing))
             if verdict in (Verdict.PASS, Verdict.PASS_THEN_BREAK):
                 self._arrive(message, to_client)
@@ -494,7 +348,7 @@ class _Stream(_Call):
         assert self.target is not None
         handler = await self.target.handler(self.codec.path)
         try:
-            await handler.stream_stream(_Commands(self._commands), _Context(self._to_client.put_nowait))
+            await handler.stream_stream(_Commands(self._commands), Context(self._to_client.put_nowait))
         except Aborted as error:
             self._to_client.put_nowait(error.error)
         else:
@@ -515,27 +369,3 @@ class _Commands:
             self._over = True
             raise StopAsyncIteration
         return raw
-
-
-def _ids(message) -> tuple[str, ...]:
-    """The hand-offs or requests that a message is about."""
-    kind = type(message).__name__
-    match kind:
-        case "PrefillCommand":
-            part = message.run.target if message.HasField("run") else message.retarget
-            return (part.handoff_id,)
-        case "DecodeCommand":
-            which = message.WhichOneof("command")
-            if which == "attach":
-                return (message.attach.handoff_id,)
-            return (message.generate.request.request_id if which == "generate" else message.cancel.request_id,)
-        case "DecodeBatch":
-            return tuple(delta.request_id for delta in message.deltas)
-        case "ReserveRequest" | "AbortRequest":
-            return (message.handoff_id,)
-        case "CommitRequest":
-            return (message.ticket.handoff_id,)
-        case "RenewRequest":
-            return tuple(message.handoff_ids)
-        case _:
-            return ()

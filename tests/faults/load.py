@@ -8,7 +8,8 @@ from contracts.request import GenerationRequest
 from contracts.sampling import SamplingParams
 from engine.execution.fake import expected_tokens
 from router.exchange import Ask, Route, TokenPrompt
-from tests.faults.world import MODEL, Client
+from tests.faults.workers import MODEL
+from tests.faults.world import Client
 
 
 def clients(seed: int) -> list[Client]:

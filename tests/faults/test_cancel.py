@@ -18,7 +18,8 @@ from tests.faults.load import ask, clients
 from tests.faults.test_fault_matrix import check
 from tests.faults.virtual_time import run
 from tests.faults.wire import Edge
-from tests.faults.world import Client, Setup, World, held, step_time_of
+from tests.faults.workers import held, step_time_of
+from tests.faults.world import Client, Setup, World
 
 BOUND_S = step_time_of(64) + 0.1  # the longest step is a full chunk
 

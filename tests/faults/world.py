@@ -26,29 +26,13 @@ from pathlib import Path
 
 from contracts.clock import VirtualClock
 from contracts.errors import DiptychError, Unavailable
-from contracts.kv_layout import KVLayout
-from contracts.pb.diptych.v1 import decode_pb2_grpc, handoff_pb2_grpc, prefill_pb2_grpc, registry_pb2_grpc
+from contracts.pb.diptych.v1 import registry_pb2_grpc
 from contracts.request import GenerationRequest
-from contracts.worker import ConnectorAddress, WorkerInfo, WorkerKind, WorkerRef
-from decode_service.decode_servicer import DecodeServicer
-from decode_service.handoff_servicer import HandoffServicer
-from decode_service.outputs import OutputConfig
-from decode_service.worker import AnswerConfig, DecodeWorker
-from engine.config import EngineConfig, SchedulerConfig
+from contracts.worker import WorkerKind, WorkerRef
 from engine.engine import Engine, KVLease
-from engine.execution.fake import FakeModel, FakeRunner, expected_tokens
-from engine.inline import inline
-from engine.output import StepOutput
-from kv_transfer.config import Integrity, ReceiverConfig, SenderConfig
-from kv_transfer.connector import Write
-from kv_transfer.digests import InlineDigester
-from kv_transfer.links import Side
-from kv_transfer.local import Delivery, LocalConnector, LocalHub, WriteFault
+from engine.execution.fake import expected_tokens
+from kv_transfer.local import LocalHub
 from observability.metrics import RouterMetrics
-from prefill_service.peer import GrpcPeer, PeerPool
-from prefill_service.run import RunConfig
-from prefill_service.servicer import PrefillServicer
-from prefill_service.worker import PrefillWorker
 from router.admission import Admission
 from router.answers import derived_seed
 from router.attempts import Means
@@ -65,123 +49,25 @@ from router.policies import make_policy
 from router.pools import Pools
 from router.registry import EmbeddedRegistry
 from router.service import Inference
-from rpc.announce import AnnounceConfig, Announcer, GrpcRegistryClient
 from rpc.channel import ChannelConfig
-from tests.faults.channel import Network, Process
-from tests.faults.wire import Crossing, Edge, Fault, Kind, Met, Wire
+from tests.faults.channel import opener
+from tests.faults.network import Network
+from tests.faults.process import Process
+from tests.faults.wire import Crossing, Fault, Met, Wire
+from tests.faults.workers import MODEL, MODEL_NAME, Life, Place, held, launch
 
-MODEL = FakeModel(
-    KVLayout("fake", "float32", 2, 1, 2, 16), vocab_size=1024, max_model_len=512, eos_token_ids=frozenset({0})
-)
-MODEL_NAME = "tiny"
-TINY = Path(__file__).parents[1] / "fixtures/tiny-austen"
-SENDER = SenderConfig(
-    reserve_timeout_s=2.0,
-    call_timeout_s=0.5,
-    commit_timeout_s=2.0,
-    write_timeout_s=1.0,
-    renew_every_s=0.04,
-    integrity=Integrity.FULL,
-)
-ANSWERS = AnswerConfig(
-    receiver=ReceiverConfig(lease_s=0.5, sweep_every_s=0.1, integrity=Integrity.FULL),
-    outputs=OutputConfig(claim_wait_s=1.0, lost_memory_s=20.0),
-)
 RETRY = RetryConfig(worker_wait_s=5.0, handoff_verdict_s=1.0)
 REGISTRY = RegistryConfig(ttl_s=1.0)
 NO_CANARIES = CanaryConfig(interval_s=0)  # what crosses is the clients' alone, and no pair is called bad
 CANARIES = CanaryConfig(interval_s=0.3, spacing_s=0.05, timeout_s=1.0, retry_s=0.2, max_backoff_s=1.0)
-ANNOUNCE = AnnounceConfig(interval_s=0.25, min_backoff_s=0.1, max_backoff_s=0.5)
+TINY = Path(__file__).parents[1] / "fixtures/tiny-austen"
 CHANNEL = ChannelConfig(connect_timeout_s=0.5)
 CALM_S = 8.0  # after the last client every patience above has ended
-
-
-def step_time_of(num_tokens: int) -> float:
-    """Seconds: a decode step of 4 ms, a full chunk of 64 tokens of 23."""
-    return 0.004 + 0.0003 * num_tokens
-
-
-def step_time(output: StepOutput) -> float:
-    """Of an engine's step."""
-    return step_time_of(output.num_scheduled_tokens) if output.num_scheduled_tokens else 0.0
 
 
 @functools.cache
 def model_card() -> ModelCard:
     return load_model_card(TINY, MODEL_NAME)
-
-
-class Memory:
-    """KV memory that no other process can map."""
-
-    fd = None
-
-    def __init__(self, num_bytes: int) -> None:
-        self.buffer = memoryview(bytearray(num_bytes))
-
-
-class WiredConnector(LocalConnector):
-    """A local connector whose writes meet the wire."""
-
-    def __init__(self, hub: LocalHub, owner: str, network: Network) -> None:
-        self._planned = WriteFault()
-        super().__init__(hub, network.clock, lambda index: self._planned)
-        self._owner = owner
-        self._network = network
-
-    async def write(self, address: ConnectorAddress, key: int, writes: Sequence[Write]) -> None:
-        network, wire = self._network, self._network.wire
-        crossing = Crossing(Edge.WRITE, self._owner, network.connectors[address], network.keys.get(key, ()), False)
-        fault = wire.meet(crossing)
-        half = sum(write.length for write in writes) // 2
-        self._planned = WriteFault(stall_s=wire.latency_s(), landed_bytes=half)
-        if network.failing_writes > 0:
-            network.failing_writes -= 1
-            self._planned = WriteFault(Delivery.FAIL, landed_bytes=half)
-        if fault is not None:
-            await self._meet(fault, crossing, half)
-        if fault is not None and fault.kind is Kind.DUPLICATE:
-            self._network.spawn(self._again(address, key, writes))
-        await super().write(address, key, writes)
-
-    async def _meet(self, fault: Fault, crossing: Crossing, half: int) -> None:
-        wire = self._network.wire
-        match fault.kind:
-            case Kind.DROP:
-                self._planned = WriteFault(Delivery.DROP)
-            case Kind.ERROR:
-                delivery = (Delivery.FAIL, Delivery.CORRUPT, Delivery.LOSE)[fault.seed % 3]
-                self._planned = WriteFault(delivery, landed_bytes=half, flipped_bit=fault.seed * 7919)
-            case Kind.DELAY:
-                self._planned = WriteFault(delay_s=fault.delay_s)
-            case Kind.REORDER:
-                self._planned = WriteFault(stall_s=fault.delay_s, landed_bytes=half)
-            case Kind.RESTART:
-                assert wire.surgeon is not None
-                wire.surgeon.restart(crossing.source if fault.seed % 2 else crossing.target)
-            case Kind.DUPLICATE:
-                pass
-            case _:
-                await wire.apply(fault, crossing)
-
-    async def _again(self, address: ConnectorAddress, key: int, writes: Sequence[Write]) -> None:
-        """The same bytes once more, from memory that is perhaps another request's by now: lands in its own window or nowhere."""
-        await self._clock.sleep(0.02)
-        await super().write(address, key, writes)
-
-
-@dataclass
-class Life:
-    """One life of one worker."""
-
-    ref: WorkerRef
-    kind: WorkerKind
-    process: Process
-    worker: PrefillWorker | DecodeWorker
-    engine: Engine
-    connector: WiredConnector
-    num_blocks: int
-    announcing: asyncio.Task[None]
 
 
 @dataclass
@@ -249,7 +135,7 @@ class World:
         self.network.join(self.router)
         self.registry = EmbeddedRegistry(REGISTRY, MODEL_NAME, clock)
         registry_pb2_grpc.add_RegistryServicer_to_server(RegistryServicer(self.registry), self.router)
-        self.pools = Pools(self.registry, CHANNEL, self.network.opener(self.router))
+        self.pools = Pools(self.registry, CHANNEL, opener(self.network, self.router))
         self.admission = Admission(AdmissionConfig(max_running=setup.max_running), clock)
         self.metrics = RouterMetrics(MODEL_NAME, list, lambda: (0, 0))
         policies = {kind: make_policy("least_loaded") for kind in WorkerKind}
@@ -270,47 +156,18 @@ class World:
     async def start(self) -> None:
         """All workers are known to the router when this returns; the wire's record begins."""
         for index in range(self.setup.num_prefill):
-            self._start(WorkerRef(f"p{index}", 1), WorkerKind.PREFILL)
+            self._launch(WorkerRef(f"p{index}", 1), WorkerKind.PREFILL)
         for index in range(self.setup.num_decode):
-            self._start(WorkerRef(f"d{index}", 1), WorkerKind.DECODE)
+            self._launch(WorkerRef(f"d{index}", 1), WorkerKind.DECODE)
         while len(self.registry.workers()) < len(self.lives):
             await self.clock.sleep(0.01)
         self.wire.begin()
 
     # Workers
 
-    def _start(self, ref: WorkerRef, kind: WorkerKind) -> None:
-        clock, setup = self.clock, self.setup
-        num_blocks = setup.prefill_blocks if kind is WorkerKind.PREFILL else setup.decode_blocks
-        memory = Memory(num_blocks * MODEL.layout.block_bytes)
-        connector = WiredConnector(self.hub, ref.worker_id, self.network)
-        connector.expose(memory)
-        self.network.connectors[connector.address()] = ref.worker_id
-        runner = FakeRunner(MODEL, num_blocks, memory.buffer)
-        engine = Engine(runner, EngineConfig(SchedulerConfig(max_num_batched_tokens=64)), clock)
-        side = Side(ref, MODEL.layout, (connector,), clock, digester=InlineDigester(memory))
-        process = Process(ref.worker_id, f"{ref.worker_id}:1")
-        worker = self._door(side, engine, process, kind)
-        self.network.join(process)
-        worker.start()
-        info = WorkerInfo(
-            ref, kind, process.address, MODEL_NAME, MODEL.layout, ("local",), MODEL.max_model_len, num_blocks
-        )
-        client = GrpcRegistryClient("router:1", 0.5, self.network.opener(process))
-        announcing = asyncio.ensure_future(Announcer(client, info, worker.load, clock, ANNOUNCE).run())
-        self.lives[ref.worker_id] = Life(ref, kind, process, worker, engine, connector, num_blocks, announcing)
-
-    def _door(self, side: Side, engine: Engine, process: Process, kind: WorkerKind) -> PrefillWorker | DecodeWorker:
-        if kind is WorkerKind.DECODE:
-            decode = DecodeWorker(side, engine, ANSWERS, inline(step_time))
-            decode_pb2_grpc.add_DecodeServicer_to_server(DecodeServicer(decode.desk), process)
-            handoff_pb2_grpc.add_HandoffServicer_to_server(HandoffServicer(decode.receiver), process)
-            return decode
-        opener = self.network.opener(process)
-        peers = PeerPool(self.clock, lambda ref, address: GrpcPeer(ref, address, opener), grace_s=1.0)
-        prefill = PrefillWorker(side, engine, peers, RunConfig(SENDER, hold_s=2.0), inline(step_time))
-        prefill_pb2_grpc.add_PrefillServicer_to_server(PrefillServicer(prefill), process)
-        return prefill
+    def _launch(self, ref: WorkerRef, kind: WorkerKind) -> None:
+        num_blocks = self.setup.prefill_blocks if kind is WorkerKind.PREFILL else self.setup.decode_blocks
+        self.lives[ref.worker_id] = launch(Place(self.network, self.hub), ref, kind, num_blocks)
 
     # What faults ask for
 
@@ -375,7 +232,7 @@ class World:
 
     async def _revive(self, life: Life, after_s: float) -> None:
         await self.clock.sleep(after_s)
-        self._start(WorkerRef(life.ref.worker_id, life.ref.epoch + 1), life.kind)
+        self._launch(WorkerRef(life.ref.worker_id, life.ref.epoch + 1), life.kind)
 
     def _do(self, work) -> None:
         task = asyncio.ensure_future(work)
@@ -468,31 +325,6 @@ class World:
             await asyncio.wait(left, timeout=1.0)
         left = {task for task in left if not task.done()}
         assert not left, f"tasks are left: {left}"
-
-
-def held(life: Life) -> list[str]:
-    """What a worker holds for requests, in words."""
-    life.engine.check_integrity()
-    assert not life.worker.fatal.done(), life.worker.fatal.result()
-    left = []
-    usage = life.engine.load().kv_usage
-    if life.engine.has_work or usage:
-        left.append(f"engine works or holds {usage:.3f} of its blocks")
-    if life.connector.writable():
-        left.append("a window is open")
-    if isinstance(life.worker, PrefillWorker):
-        if life.worker._runs:
-            left.append(f"runs {list(life.worker._runs)}")
-        if life.worker._settling:
-            left.append("runs settle")
-    else:
-        if counts := dict(life.worker.receiver.counts()):
-            left.append(f"hand-offs {counts}")
-        if life.worker.receiver._asking:
-            left.append("reserves")
-        if life.worker._book.num_open:
-            left.append(f"answers {list(life.worker._book._answers)}")
-    return left
 
 
 class Loud(logging.Handler):
