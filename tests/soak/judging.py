@@ -137,24 +137,31 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What is still no violation. Descriptors: of one process, calm before and after."""
+    """What is still no violation.
 
-    flat: tuple[Flat, ...] = (Flat(75, 4),)
-    flat_workers: tuple[Flat, ...] = (Flat(75, 40), Flat(300, 8))
-    more_fds: int = 4
+    A worker keeps a kernel for each size of matrix that it has met, all of them after some thousand prompts, and a decode
+    worker meets most of them only when it runs alone. So a worker may have `over_calm_mib` more than those of its pool had
+    before the load; and a long life that has more than those at all must be flat. The other processes must be flat.
 
-    def of(self, name: str, workers: Sequence[str]) -> tuple[Flat, ...]:
-        """A worker keeps a kernel for each size of matrix; it has met all sizes after some five hundred prompts."""
-        return self.flat_workers if name in workers else self.flat
+    `more_fds` is for one process, calm before and after: tcp keeps up to four lines for each pair of workers.
+    """
 
-    def grown(self, lives: Sequence[Life], workers: Sequence[str]) -> list[Life]:
-        """Those that break a bound."""
-        return [life for life in lives if any(flat.broken_by(life) for flat in self.of(life.name, workers))]
+    flat: Flat = Flat(75, 4)
+    flat_workers: Flat = Flat(600, 8)
+    over_calm_mib: float = 80.0
+    more_fds: int = 8
 
-    @property
-    def least_life_s(self) -> float:
-        """Shorter lives are not judged."""
-        return min(flat.life_s for flat in (*self.flat, *self.flat_workers))
+    def grown(self, found: Findings) -> list[Life]:
+        """Lives whose memory breaks a bound."""
+        return [life for life in found.lives if life.length_s >= self.flat.life_s and self._is_grown(life, found)]
+
+    def _is_grown(self, life: Life, found: Findings) -> bool:
+        if life.name not in found.workers:
+            return self.flat.broken_by(life)
+        pool = life.name.split("-")[0]
+        calm_mib = max(before.private_mib for name, before in found.before.items() if name.split("-")[0] == pool)
+        over_mib = life.samples[-1][1] - calm_mib
+        return over_mib > self.over_calm_mib or (over_mib > 0 and self.flat_workers.broken_by(life))
 
 
 def violations(found: Findings, bounds: Bounds) -> list[str]:
@@ -216,10 +223,10 @@ def _of_resources(found: Findings, bounds: Bounds) -> list[str]:
         if len(after.named) > len(before.named):
             said.append(f"{name}: {len(after.named)} abstract sockets, before {len(before.named)}")
         said += [f"{name}: has {file} open" for file in after.shm_files - before.shm_files]
-    for life in bounds.grown(found.lives, found.workers):
+    for life in bounds.grown(found):
         gain_mib, slope = life.second_half()
         said.append(
             f"{life.name} (pid {life.pid}): gained {gain_mib:.1f} MiB in the second half of {life.length_s:.0f} s, "
-            f"{slope:.2f} MiB a minute"
+            f"{slope:.2f} MiB a minute, to {life.samples[-1][1]:.0f} MiB"
         )
     return said

@@ -19,14 +19,14 @@ def rows(found: Findings, bounds: Bounds) -> list[tuple[str, float, str]]:
         ("failed requests", len(tally.failed), ""),
         ("workers that hold blocks when idle", sum(usage > 0 for usage in found.kv_usage.values()), ""),
         ("processes, sockets and segments left over", len(found.left_over), ""),
-        ("processes whose memory is not flat", len(bounds.grown(found.lives, found.workers)), ""),
+        ("processes whose memory is not flat", len(bounds.grown(found)), ""),
         ("log lines of errors", len(unexplained(found)), ""),
     ]
 
 
 def memory_rows(found: Findings, bounds: Bounds) -> list[tuple[str, float, float, float]]:
     """(process, seconds, MiB gained in the second half, MiB a minute) of the lives that are long enough to judge."""
-    judged = [life for life in found.lives if life.length_s >= bounds.least_life_s]
+    judged = [life for life in found.lives if life.length_s >= bounds.flat.life_s]
     return [(life.name, life.length_s, *life.second_half()) for life in judged]
 
 
