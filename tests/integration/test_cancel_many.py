@@ -27,7 +27,7 @@ NUM_LEAVING = 200
 NUM_STAYING = 4
 STEP_S = 0.02
 STEPS_BOUND = 2
-WALL_BOUND_S = 10.0
+WALL_BOUND_S = 30.0
 STAYING_TOKENS = 40
 LARGE = SchedulerConfig(max_num_batched_tokens=4096, max_num_seqs=512)
 SMALL = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=64)  # less than a prompt
@@ -76,7 +76,7 @@ CASES = {
     "prefill": Case(SMALL, 1000, prefill_holds),
     # The first has its first token; hand-offs of the others are under way.
     "first": Case(LARGE, 1000, lambda workers, clients: any(client.num_events for client in clients)),
-    "decode": Case(LARGE, 1000, lambda workers, clients: all(client.num_events > 3 for client in clients)),
+    "decode": Case(LARGE, 1000, lambda workers, clients: all(client.num_events > 1 for client in clients)),
 }
 
 
@@ -120,7 +120,7 @@ async def test_all_who_leave_at_once_are_gone_and_the_others_notice_nothing(tmp_
         clients = [SseClient(cluster) if surface == "sse" else GrpcClient(stub, MODEL) for _ in range(NUM_LEAVING)]
         prompts = [[200 + i, *PROMPT] for i in range(NUM_LEAVING)]
         await asyncio.gather(*(c.send(prompt, 300) for c, prompt in zip(clients, prompts, strict=True)))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while still(clients) and not case.ready(workers, clients):
                 await asyncio.sleep(0.005)
         began = time.monotonic()
