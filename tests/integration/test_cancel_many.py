@@ -13,6 +13,7 @@ import pytest
 from bench.cancel import GrpcClient, SseClient, still
 from bench.cluster import ServedCluster
 from contracts.pb.diptych.v1 import inference_pb2_grpc
+from decode_service.outputs import AnswerState
 from decode_service.worker import AnswerConfig
 from engine.config import SchedulerConfig
 from kv_transfer.config import ReceiverConfig, SenderConfig
@@ -29,6 +30,7 @@ STEP_S = 0.02
 STEPS_BOUND = 2
 WALL_BOUND_S = 30.0
 STAYING_TOKENS = 40
+IN_PREFILL = 120  # of them, which would take 150 steps
 LARGE = SchedulerConfig(max_num_batched_tokens=4096, max_num_seqs=512)
 SMALL = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=64)  # less than a prompt
 # A busy machine may take its time; what is asked here is what is left when they have gone.
@@ -46,7 +48,8 @@ class Watched:
         cancel, abort, driver = worker.desk.cancel, worker.driver._engine.abort, worker.driver
 
         def noting_cancel(session, request_id):
-            self.arrived.setdefault(request_id, driver.num_steps)
+            if worker._book.state(request_id) is AnswerState.STREAMING:  # else its KV has not come
+                self.arrived.setdefault(request_id, driver.num_steps)
             cancel(session, request_id)
 
         def noting_abort(request_id):
@@ -65,15 +68,16 @@ class Case:
     ready: object  # of (workers, clients)
 
 
-def prefill_holds(workers, clients) -> bool:
-    return workers.prefill[0].worker.load().kv_usage > 0
+def prefill_is_full(workers, clients) -> bool:
+    load = workers.prefill[0].worker.load()
+    return load.num_waiting + load.num_running > IN_PREFILL
 
 
 CASES = {
     # Half of them are not admitted yet, the others are on their way to the prefill worker or wait there.
     "queued": Case(SMALL, 100, lambda workers, clients: True),
     # One is in the middle of its prompt, a few have just been handed off, most wait.
-    "prefill": Case(SMALL, 1000, prefill_holds),
+    "prefill": Case(SMALL, 1000, prefill_is_full),
     # The first has its first token; hand-offs of the others are under way.
     "first": Case(LARGE, 1000, lambda workers, clients: any(client.num_events for client in clients)),
     "decode": Case(LARGE, 1000, lambda workers, clients: all(client.num_events > 1 for client in clients)),
@@ -123,7 +127,7 @@ async def test_all_who_leave_at_once_are_gone_and_the_others_notice_nothing(tmp_
         async with asyncio.timeout(60):
             while still(clients) and not case.ready(workers, clients):
                 await asyncio.sleep(0.005)
-        began = time.monotonic()
+        began, step = time.monotonic(), workers.prefill[0].worker.driver.num_steps
         for client in clients:
             client.leave()
         async with asyncio.timeout(WALL_BOUND_S):
@@ -133,6 +137,10 @@ async def test_all_who_leave_at_once_are_gone_and_the_others_notice_nothing(tmp_
         print(
             f"{surface} {moment}: free after {time.monotonic() - began:.3f} s, {len(watched.arrived)} cancels at decode"
         )
+        if moment == "prefill":
+            assert workers.prefill[0].worker.driver.num_steps - step < 100, "it computed for nobody"
+        assert moment != "decode" or len(watched.arrived) == NUM_LEAVING
+        assert not set(watched.arrived) - set(watched.gone), "it decoded for nobody"
         late = {i: n - watched.arrived[i] for i, n in watched.gone.items() if n - watched.arrived[i] > STEPS_BOUND}
         assert not late
         answers = [answer["choices"][0]["token_ids"] for answer in await asyncio.gather(*staying)]
