@@ -1,9 +1,9 @@
-"""From one row of logits and one uniform number to one token: temperature, min-p, top-k, top-p, inverse CDF.
+"""From one row of logits and random bits to one token: temperature, min-p, top-k, top-p, and a race between what is left.
 
     scaled = logits / T → drop below min_p · max → keep k likeliest → keep the fewest whose mass reaches p → draw
 
-The order among tokens is (logit descending, id ascending) everywhere, so ties never depend on a library's sort. The draw
-walks the kept tokens in vocabulary order with float64 sums. Does not know requests, batches or where the number is from.
+The order among tokens is (logit descending, id ascending) everywhere, so ties never depend on a library's sort. A token's
+noise belongs to its id, whatever else is kept. Does not know requests, batches or where the bits are from.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from contracts.sampling import SamplingParams
+from engine.sampling.race import draw
 
 # A first guess at how many tokens hold the nucleus; most rows need no more, and a partial sort of these few is an order of
 # magnitude cheaper than a sort of the vocabulary. The result does not depend on it.
@@ -38,8 +39,8 @@ def largest(values: Tensor, count: int) -> Tensor:
     return ids[order]
 
 
-def choose(logits: Tensor, params: SamplingParams, noise: float) -> int:
-    """Sample a token id from `logits`, float32 [vocab] with a finite maximum; `noise` is uniform in [0, 1)."""
+def choose(logits: Tensor, params: SamplingParams, keys: tuple[int, int]) -> int:
+    """Sample a token id from `logits`, float32 [vocab] with a finite maximum; `keys` are two times 64 random bits."""
     scaled = logits / params.temperature
     scaled = scaled - scaled.max()
     if params.min_p > 0.0:
@@ -52,9 +53,10 @@ def choose(logits: Tensor, params: SamplingParams, noise: float) -> int:
     elif params.top_p < 1.0:
         kept = _nucleus(scaled, params.top_p)
     else:
-        return _draw(scaled.exp(), noise)
-    kept = kept.sort().values
-    return int(kept[_draw(scaled[kept].exp(), noise)])
+        return draw(scaled.exp(), keys)
+    weights = torch.zeros_like(scaled)
+    weights[kept] = scaled[kept].exp()
+    return draw(weights, keys)
 
 
 def _nucleus(scaled: Tensor, top_p: float) -> Tensor:
@@ -78,13 +80,3 @@ def _nucleus_size(weights: Tensor, top_p: float, total: float) -> int:
 def _total(weights: Tensor) -> float:
     # cumsum adds from left to right whatever the number of threads; sum does not.
     return float(weights.cumsum(0, dtype=torch.float64)[-1])
-
-
-def _draw(weights: Tensor, noise: float) -> int:
-    """The index whose interval of the cumulated weights [n] holds noise · total; never one with weight 0."""
-    cumulated = weights.cumsum(0, dtype=torch.float64)
-    total = float(cumulated[-1])
-    point = min(noise * total, math.nextafter(total, 0.0))
-    return int(
-        torch.searchsorted(cumulated, torch.tensor(point, dtype=torch.float64, device=weights.device), right=True)
-    )

@@ -1,4 +1,4 @@
-"""The noise for a token: a counter-based random number, a pure function of (seed, position, purpose).
+"""The noise for a token: counter-based random bits, a pure function of (seed, position, purpose).
 
 Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), in plain integers: key = seed,
 counter = (position, purpose). There is no state to save, move or lose, so the same request draws the same numbers on any
@@ -23,13 +23,13 @@ class Purpose(IntEnum):
     TOKEN = 0
 
 
-def uniform(seed: int, position: int, purpose: Purpose = Purpose.TOKEN) -> float:
-    """A float in [0, 1) with 53 random bits. `seed` and `position` are non-negative and below 2**64."""
+def keys(seed: int, position: int, purpose: Purpose = Purpose.TOKEN) -> tuple[int, int]:
+    """Two numbers of 64 random bits, independent of each other. `seed` and `position` are non-negative and below 2**64."""
     if not (0 <= seed < 1 << 64 and 0 <= position < 1 << 64):
         raise ValueError(f"seed and position must be from 0 to 2**64 - 1, got {seed} and {position}")
     counter = (position & _MASK32, position >> 32, int(purpose), 0)
-    high, low, _, _ = philox4x32(counter, (seed & _MASK32, seed >> 32))
-    return float(((high << 32 | low) >> 11) * 2.0**-53)
+    w0, w1, w2, w3 = philox4x32(counter, (seed & _MASK32, seed >> 32))
+    return w0 << 32 | w1, w2 << 32 | w3
 
 
 def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:

@@ -1,7 +1,7 @@
 """Logits of a batch in, one token per row out.
 
     row ──┬─ greedy, untouched, no logprobs ──▶ one max over all such rows
-          └─ else, alone: penalties.adjust → greedy max | choice.choose(noise = f(seed, position)) → logprobs.token_logprob
+          └─ else, alone: penalties.adjust → greedy max | choice.choose(keys = f(seed, position)) → logprobs.token_logprob
 
 A row's token is a pure function of its logits, parameters, seed, position and tokens: whatever is not an exact reduction
 (max) runs on that row by itself, so the batch around it cannot change a bit. Does not know models, blocks or stop rules.
@@ -18,7 +18,7 @@ from torch import Tensor
 from engine.sampling.choice import choose
 from engine.sampling.logprobs import token_logprob
 from engine.sampling.penalties import adjust, changes_logits
-from engine.sampling.random import Purpose, uniform
+from engine.sampling.random import keys
 from engine.sampling.row import SampledToken, SamplingRow
 
 # Below this, dividing by the temperature only loses digits: the likeliest token is the answer (vLLM's bound).
@@ -62,7 +62,7 @@ class Sampler:
         if token_id is None:
             return likeliest
         if not _is_greedy(row):
-            token_id = choose(logits, params, uniform(params.seed, len(row.token_ids), Purpose.TOKEN))
+            token_id = choose(logits, params, keys(params.seed, len(row.token_ids)))
         if params.logprobs is None:
             return SampledToken(token_id)
         return SampledToken(token_id, token_logprob(raw, token_id, params.logprobs))

@@ -1,8 +1,8 @@
 """How far an answer can be asked for before a choice in it hangs on the last bits of a logit.
 
 Which requests share a step changes the last bits of float32 logits (docs/adr/0014). Almost always that is far from mattering;
-but among hundreds of thousands of tokens a few are drawn where two tokens' shares of the noise meet, or where the two largest
-logits tie. Those are no faults of serving, so each question is cut before its first such token.
+but among hundreds of thousands of tokens a few are drawn where the first two of the race arrive together, or where the two
+largest logits tie. Those are no faults of serving, so each question is cut before its first such token.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from engine.execution.torch_runner import TorchRunner
 
-SHARE = 3e-6  # of the noise's range, to each side: ten times what the last bits move a border by
-GAP = 1e-4  # between the two largest logits
+GAP = 1e-4  # between the two largest logits; ten times what the last bits are
+NUDGES = 8  # tries to make a draw another one by a change of the logits of that size
 
 
 def firm_questions(questions: Sequence[Question], model_dir: Path) -> tuple[Question, ...]:
@@ -60,15 +60,22 @@ def _length(runner: TorchRunner, question: Question, index: int) -> int:
 
 def _firm_choice(logits: Tensor, request: ScheduledRequest, eos_token_ids: frozenset[int]) -> int | None:
     """The next token, None when the last bits of the logits could make it another."""
+    import torch
+
     from engine.sampling.choice import choose
     from engine.sampling.penalties import adjust
-    from engine.sampling.random import uniform
+    from engine.sampling.random import keys
 
     params = request.sampling
     adjusted = adjust(logits, request, eos_token_ids)
     if params.temperature == 0.0:
         top = adjusted.topk(2)
         return int(top.indices[0]) if float(top.values[0] - top.values[1]) > GAP else None
-    noise = uniform(params.seed, len(request.token_ids))
-    near = {choose(adjusted, params, min(max(noise + shift, 0.0), 1 - SHARE)) for shift in (-SHARE, 0.0, SHARE)}
-    return near.pop() if len(near) == 1 else None
+    noise = keys(params.seed, len(request.token_ids))
+    chosen = choose(adjusted, params, noise)
+    generator = torch.Generator().manual_seed(len(request.token_ids))
+    for _ in range(NUDGES):
+        nudge = (torch.rand(adjusted.shape, generator=generator) - 0.5) * 2 * GAP
+        if choose(adjusted + nudge, params, noise) != chosen:
+            return None
+    return chosen

@@ -1,7 +1,7 @@
 """The slow truth of a question, from what is written about it: transformers' forward over the whole text for each token.
 
 No cache, no batch, no chunk, no workers; penalties, filters and stop strings in plain Python from their definitions. Only the
-random number for a (seed, position) is the product's, which is a definition too.
+draw for a (seed, position) is the product's, which is a definition too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import torch
 from tokenizers import Tokenizer
 
 from contracts.sampling import SamplingParams
-from engine.sampling.random import Purpose, uniform
+from engine.sampling.race import draw
+from engine.sampling.random import keys
 from router.answers import derived_seed
 from router.detokenizer import byte_alphabet
 from tests.equivalence.truth import TINY
@@ -135,23 +136,18 @@ def _adjusted(
 
 
 def _choose(logits: list[float], position: int, sampling: SamplingParams) -> int:
-    """The likeliest; or by a random number, in the order of their ids, among the likeliest that the filters leave."""
+    """The likeliest; or by a race among the likeliest that the filters leave."""
     ranked = sorted(range(len(logits)), key=lambda token_id: (-logits[token_id], token_id))
     if sampling.temperature == 0:
         return ranked[0]
-    best = logits[ranked[0]]
+    seed, best = sampling.seed, logits[ranked[0]]
     weights = [math.exp((value - best) / sampling.temperature) for value in logits]
     kept = [token_id for token_id in ranked if weights[token_id] >= sampling.min_p]
     kept = kept[: sampling.top_k or None]
     mass = sampling.top_p * sum(weights[token_id] for token_id in kept)
     before = [0.0, *itertools.accumulate(weights[token_id] for token_id in kept)]
     nucleus = [token_id for token_id, sum_before in zip(kept, before, strict=False) if sum_before < mass]
-    point = uniform(sampling.seed, position, Purpose.TOKEN) * sum(weights[token_id] for token_id in nucleus)
-    for token_id in sorted(nucleus):
-        point -= weights[token_id]
-        if point < 0:
-            return token_id
-    return max(nucleus)
+    return draw(torch.tensor([weights[i] if i in nucleus else 0.0 for i in range(len(weights))]), keys(seed, position))
 
 
 def _entry(raw: torch.Tensor, token_id: int, num_top: int) -> Entry:

@@ -116,7 +116,7 @@ NUMBERS = [
     _length("seeded, nothing cut", ask(replace(WARM, top_p=1.0, top_k=0, temperature=1.0, seed=4))),
     _length("n", ask(replace(WARM, logprobs=2), n=3)),
     _length("n, greedy", ask(n=2)),
-    _stopped("n, stopped at their own places", ask(WARM, stop=("e",), n=4), 4, "e"),
+    _stopped("n, stopped at their own places", ask(WARM, stop=("e",), n=4), 6, "e"),
 ]
 
 COUNTS = [

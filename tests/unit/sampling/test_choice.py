@@ -1,4 +1,4 @@
-"""Filters and the inverse CDF against a slow truth in plain Python floats, and ties that no sort decides."""
+"""Filters and the draw against a slow truth in plain Python floats, and ties that no sort decides."""
 
 import math
 
@@ -7,7 +7,7 @@ import torch
 
 from contracts.sampling import SamplingParams
 from engine.sampling.choice import choose, largest
-from engine.sampling.random import uniform
+from engine.sampling.random import keys
 
 
 def kept_tokens(logits, params):
@@ -28,15 +28,32 @@ def kept_tokens(logits, params):
     return {i: weights[i] for i in sorted(nucleus)}
 
 
-def drawn(kept, noise):
-    point, mass = noise * sum(kept.values()), 0.0
+def splitmix64(state):
+    """One output, by its definition."""
+    bits = state & MASK
+    bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 & MASK
+    bits = (bits ^ bits >> 27) * 0x94D049BB133111EB & MASK
+    return bits ^ bits >> 31
+
+
+def drawn(kept, two_keys):
+    """A run of 128 ids by its mass, then one of its ids: whoever arrives first."""
+    masses = {}
     for token_id, weight in kept.items():
-        mass += weight
-        if mass > point:
-            return token_id
-    raise AssertionError("noise must be below 1")
+        masses[token_id // 128] = masses.get(token_id // 128, 0.0) + weight
+    run = first(masses, two_keys[0])
+    return run * 128 + first({i % 128: weight for i, weight in kept.items() if i // 128 == run}, two_keys[1])
 
 
+def first(weights, key):
+    arrivals = {}
+    for i, weight in weights.items():
+        uniform = ((splitmix64(key + (i + 1) * 0x9E3779B97F4A7C15) >> 12) + 0.5) / 2**52
+        arrivals[i] = -math.log(uniform) / weight
+    return min(arrivals, key=arrivals.__getitem__)
+
+
+MASK = 2**64 - 1
 SETTINGS = [
     {},
     {"temperature": 0.3},
@@ -61,18 +78,17 @@ def test_a_draw_is_the_slow_draw(setting, vocab_size):
     generator = torch.Generator().manual_seed(vocab_size)
     for trial in range(40):
         logits = torch.randn(vocab_size, generator=generator) * 3
-        noise = uniform(trial, vocab_size)
+        noise = keys(trial, vocab_size)
         assert choose(logits, params, noise) == drawn(kept_tokens(logits.tolist(), params), noise)
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
-def test_extreme_noise_stays_within_what_was_kept(setting):
+def test_what_is_drawn_is_one_of_what_was_kept(setting):
     params = SamplingParams(**setting)
     logits = torch.randn(300, generator=torch.Generator().manual_seed(1)) * 3
     logits[[0, 299]] = float("-inf")
     kept = kept_tokens(logits.tolist(), params)
-    assert choose(logits, params, 0.0) == min(kept)
-    assert choose(logits, params, 1.0 - 2.0**-53) == max(kept)
+    assert {choose(logits, params, keys(position, 4)) for position in range(200)} <= set(kept)
 
 
 def test_frequencies_follow_the_probabilities():
@@ -81,7 +97,7 @@ def test_frequencies_follow_the_probabilities():
     draws = 20_000
     counts = [0] * 5
     for position in range(draws):
-        counts[choose(logits, SamplingParams(), uniform(3, position))] += 1
+        counts[choose(logits, SamplingParams(), keys(3, position))] += 1
     assert counts[4] == 0
     for count, probability in zip(counts[:4], probabilities[:4], strict=True):
         assert abs(count - draws * probability) < 4 * math.sqrt(draws * probability * (1 - probability))
@@ -89,7 +105,7 @@ def test_frequencies_follow_the_probabilities():
 
 def test_a_nucleus_larger_than_every_guess_is_exact():
     logits = torch.zeros(5_000)  # flat: half the mass is exactly half the tokens, lowest ids first
-    ids = {choose(logits, SamplingParams(top_p=0.5), uniform(1, i)) for i in range(2_000)}
+    ids = {choose(logits, SamplingParams(top_p=0.5), keys(1, i)) for i in range(2_000)}
     assert max(ids) < 2_500
     assert max(ids) > 2_450
 
@@ -105,4 +121,4 @@ def test_the_largest_are_ordered_by_value_then_id(dtype):
 
 def test_top_k_keeps_exactly_k_of_equals():
     logits = torch.zeros(1000)
-    assert {choose(logits, SamplingParams(top_k=3), uniform(0, i)) for i in range(200)} == {0, 1, 2}
+    assert {choose(logits, SamplingParams(top_k=3), keys(0, i)) for i in range(200)} == {0, 1, 2}

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from engine.sampling.random import Purpose, philox4x32, uniform
+from engine.sampling.random import Purpose, keys, philox4x32
 
 # kat_vectors of the Random123 distribution, philox4x32, 10 rounds.
 KNOWN = [
@@ -23,15 +23,20 @@ def test_philox_makes_the_published_vectors(counter, key, expected):
     assert philox4x32(counter, key) == expected
 
 
-def test_uniform_is_pinned_so_that_old_seeds_keep_their_text():
-    assert uniform(0, 0) == (((0x6627E8D5 << 32) | 0xE169C58D) >> 11) / 2**53
-    assert uniform(2**63 - 1, 2**40) == uniform(2**63 - 1, 2**40, Purpose.TOKEN)
+def test_keys_are_pinned_so_that_old_seeds_keep_their_text():
+    assert keys(0, 0) == (0x6627E8D5E169C58D, 0xBC57AC4C9B00DBD8)
+    assert keys(2**63 - 1, 2**40) == keys(2**63 - 1, 2**40, Purpose.TOKEN)
 
 
+def numbers_of(seed, position, which=0):
+    return keys(seed, position)[which] / 2**64
+
+
+@pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("along", ["position", "seed"])
-def test_uniform_fills_its_range_evenly_along_either_counter(along):
+def test_keys_fill_their_range_evenly_along_either_counter(along, which):
     draws = 40_000
-    numbers = [uniform(7, i) if along == "position" else uniform(i, 7) for i in range(draws)]
+    numbers = [numbers_of(7, i, which) if along == "position" else numbers_of(i, 7, which) for i in range(draws)]
     assert all(0.0 <= number < 1.0 for number in numbers)
     bins = 100
     counts = [0] * bins
@@ -46,18 +51,19 @@ def test_uniform_fills_its_range_evenly_along_either_counter(along):
 
 @pytest.mark.parametrize(("seed_step", "position_step"), [(0, 1), (1, 0), (1, 1), (2**32, 0), (0, 2**32)])
 def test_neighbouring_counters_share_nothing(seed_step, position_step):
-    pairs = [(uniform(s, p), uniform(s + seed_step, p + position_step)) for s in range(100) for p in range(100)]
+    pairs = [(numbers_of(s, p), numbers_of(s + seed_step, p + position_step)) for s in range(100) for p in range(100)]
+    pairs += [(numbers_of(s, p, 0), numbers_of(s, p, 1)) for s in range(100) for p in range(100)]
     covariance = sum((a - 0.5) * (b - 0.5) for a, b in pairs) / len(pairs)
     assert abs(covariance * 12) < 0.05  # correlation; its standard error here is 0.01
 
 
 def test_every_seed_and_position_draws_its_own_number():
-    numbers = {uniform(s, p) for s, p in itertools.product(range(100), range(100))}
-    numbers |= {uniform(s << 32, p << 32) for s, p in itertools.product(range(1, 30), range(1, 30))}
+    numbers = {keys(s, p) for s, p in itertools.product(range(100), range(100))}
+    numbers |= {keys(s << 32, p << 32) for s, p in itertools.product(range(1, 30), range(1, 30))}
     assert len(numbers) == 100 * 100 + 29 * 29
 
 
 @pytest.mark.parametrize(("seed", "position"), [(-1, 0), (0, -1), (2**64, 0), (0, 2**64)])
 def test_out_of_range_counters_are_refused(seed, position):
     with pytest.raises(ValueError, match="from 0 to"):
-        uniform(seed, position)
+        keys(seed, position)

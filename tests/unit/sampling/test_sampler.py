@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from engine.sampling.logprobs import prompt_logprobs, token_logprob
-from engine.sampling.random import uniform
+from engine.sampling.race import draw
+from engine.sampling.random import keys
 from engine.sampling.sampler import GREEDY_TEMPERATURE, Sampler
 
 VOCAB = 50
@@ -52,11 +53,11 @@ def test_inputs_are_left_as_they_were(sampler, logits, make_row):
 
 
 def test_the_noise_belongs_to_seed_and_position_only(sampler, make_row):
-    logits = torch.zeros(1, VOCAB)
+    weights = torch.ones(VOCAB)
     for seed in (0, 5):
         for output in ((), (9,), (9, 9, 9)):
             row = make_row(output=output, seed=seed)
-            assert token(sampler, logits, row) == int(uniform(seed, 3 + len(output)) * VOCAB)
+            assert token(sampler, torch.zeros(1, VOCAB), row) == draw(weights, keys(seed, 3 + len(output)))
 
 
 def test_a_prompt_that_holds_the_same_tokens_draws_the_same(sampler, logits, make_row):
