@@ -6,8 +6,8 @@
     time to free = from the first close until a worker holds no block and no request, for good
 
 Both workers' counters are polled from outside, so the time is that of the last look which saw something, plus one look; what is
-compared with the bar is that time less one step of the worker (the mean of its steps in this run), because the step that runs
-when the news arrives is not interrupted. The clients are in this process, on the same cores. Does not know how cancelling works.
+compared with the bar is that time less the step that ran when the first client left, because a step is not interrupted. The
+clients are in this process, on the same cores. Does not know how cancelling works.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class WorkerLook:
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """One run: seconds from the first close until both workers held nothing, and the same less one step of the worker."""
+    """One run: seconds from the first close until both workers held nothing, the same less the step under way, and that step."""
 
     free_s: float
     beyond_step_s: float
@@ -235,11 +235,17 @@ def freed(looks: dict[str, list[WorkerLook]], closed_s: float) -> Freed:
     for some in looks.values():
         held = [i for i, look in enumerate(some) if look.holds]
         free_s = max(0.0, some[held[-1] + 1].asked_s - closed_s) if held else 0.0
-        before = [look for look in some if look.asked_s <= closed_s] or some[:1]
-        num_steps = some[-1].num_steps - before[0].num_steps
-        step_s = (some[-1].step_s - before[0].step_s) / num_steps if num_steps else 0.0
+        step_s = step_under_way(some, closed_s) if held else 0.0
         worst = max(worst, Freed(free_s, free_s - step_s, step_s), key=lambda each: each.beyond_step_s)
     return worst
+
+
+def step_under_way(looks: Sequence[WorkerLook], at_s: float) -> float:
+    """How long the first step took that ended after `at_s` as the looks show; the mean of them, if one look shows several."""
+    before = [look for look in looks if look.asked_s <= at_s][-1:] or looks[:1]
+    after = next((look for look in looks if look.num_steps > before[0].num_steps), before[0])
+    num_steps = after.num_steps - before[0].num_steps
+    return (after.step_s - before[0].step_s) / num_steps if num_steps else 0.0
 
 
 async def leave_at(
@@ -350,7 +356,7 @@ def cancel_report(
         f"holds KV of them; when the first of them has a token (prompts of {config.long_prompt} tokens); when each has "
         f"{config.decode_tokens} events (prompts of {config.short_prompt}). Time to free: from the first close until neither "
         "worker holds a block or a request, as seen by polling their counters "
-        f"every {config.look_every_s * 1e3:g} ms, later worker. One step: the mean step of that worker in that run.",
+        f"every {config.look_every_s * 1e3:g} ms, later worker. One step: the one under way at the first close.",
         measures=tuple(measures),
         verdicts=tuple(verdicts),
         notes=(f"Steps took {1e3 * min(steps):.0f} to {1e3 * max(steps):.0f} ms.",),

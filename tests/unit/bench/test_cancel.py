@@ -16,6 +16,7 @@ from bench.cancel import (
     WorkerLook,
     cancel_report,
     freed,
+    step_under_way,
     worker_look,
 )
 from bench.cluster import ServedCluster, ServedProcess
@@ -52,6 +53,15 @@ def test_the_worse_worker_counts_less_its_own_step() -> None:
         "0.05 s is one step and 0.01 s"
     )
     assert freed({"prefill": looks(False, False)}, 0.0) == Freed(0.0, 0.0, 0.0)
+
+
+def test_the_step_under_way_is_the_one_that_ended_next() -> None:
+    """Not the mean of the run: short steps before, when there were fewer requests, say nothing about it."""
+    seen = [WorkerLook(0.0, True, True, 7.0, 1.0), WorkerLook(0.1, True, True, 7.0, 1.0)]
+    seen += [WorkerLook(0.3, True, True, 8.0, 1.25), WorkerLook(0.4, False, False, 9.0, 1.26)]
+    assert step_under_way(seen, 0.15) == pytest.approx(0.25)
+    assert step_under_way(seen, 0.35) == pytest.approx(0.01)
+    assert step_under_way(seen, 0.5) == 0.0  # none ended after it
 
 
 def test_a_worker_is_quiet_when_several_looks_in_a_row_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
