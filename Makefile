@@ -16,8 +16,8 @@ help:            ## show this menu
 demo: env        ## set up, fetch a real model, serve it from two pools, ask it questions, show the times
 	$(BIN)/diptych demo --model $(MODEL)
 
-test: env        ## pass the tests
-	$(BIN)/pytest
+test: env        ## pass the tests, two files at a time
+	$(BIN)/pytest -n 2 --dist loadfile
 
 soak: env        ## MINUTES=20: a real cluster under load while workers are killed and stopped and clients leave
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED) --connector $(CONNECTOR)
