@@ -290,7 +290,10 @@ class HandOver:
 
     def _on_handoff_failed(self, event: HandoffFailed) -> None:
         self._hear(self._unheard - {event.handoff_id})
-        if event.handoff_id == self._target.handoff_id:
+        if event.handoff_id == self._target.handoff_id and self._committed:
+            self._settled = True  # its tokens come: only the word of it did not get back to the prefill worker,
+            self._leg.cancel()  # which would hold the KV for another target now
+        elif event.handoff_id == self._target.handoff_id:
             error = _judged(as_exception(event.error), self._target.decode, self._means, self._progress)
             if not isinstance(error, Draining):
                 self._means.verdicts.failed(self._pair, error)

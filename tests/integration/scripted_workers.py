@@ -13,7 +13,7 @@ import grpc
 from grpc_status import rpc_status
 
 from contracts.clock import MonotonicClock
-from contracts.errors import DiptychError, Draining, WorkerLost
+from contracts.errors import DiptychError, Draining, TransferFailed, WorkerLost
 from contracts.kv_layout import KVLayout
 from contracts.pb.diptych.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from contracts.request import FinishReason, GenerationRequest, TokenDelta, TokenLogprob
@@ -70,6 +70,7 @@ class Faults:
     commit_before_first: bool = False  # the other connection is quicker
     books_late_s: float = 0.0  # handed_off comes that long after the commit
     no_books: bool = False  # the call ends without handed_off
+    commit_unheard: asyncio.Event | None = None  # from when on it takes a commit that was made for a failed one
     hold: asyncio.Event = field(default_factory=asyncio.Event)  # cleared by a test to make the worker wait
 
     def __post_init__(self) -> None:
@@ -199,6 +200,17 @@ class ScriptedPrefill(prefill_pb2_grpc.PrefillServicer):
         await asyncio.sleep(self.faults.books_late_s)
         if self.faults.no_books:
             return
+        if self.faults.commit_unheard is not None:
+            await self.faults.commit_unheard.wait()
+            lost = error_info_to_pb(error_info(TransferFailed("no answer to the commit")))
+            unheard = prefill_pb2.HandoffFailed(handoff_id=target.handoff_id, error=lost, hold_s=10)
+            yield prefill_pb2.PrefillEvent(prefill=self.ref, handoff_failed=unheard)
+            command = await anext(aiter(commands), None)
+            if command is None:  # a cancelled call ends the commands first
+                await asyncio.Event().wait()
+            self.worker.retargets.append(command.retarget.handoff_id)
+            target = command.retarget
+            self.cluster.commit(target.decode.worker_id, target.handoff_id).set_result(ticket)
         done = prefill_pb2.HandedOff(
             handoff_id=target.handoff_id, stats=handoff_stats_to_pb(STATS), stages=stages_to_pb(PREFILL_STAGES)
         )

@@ -1,6 +1,7 @@
 """A decode worker that is lost before the commit: the router aims at another at once, and tells old outcomes from new ones."""
 
 import asyncio
+import json
 import time
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from contracts.worker import WorkerKind
 from router.config import RetryConfig
 from tests.integration.router_harness import router_config, running_router
-from tests.integration.test_router_flow import all_workers, complete
+from tests.integration.test_router_flow import BASE, EXPECTED, all_workers, complete
 
 VERDICT_S = 30.0  # how long the prefill worker's word would be awaited
 SOON_S = 5.0  # on a busy machine; tests/faults/test_retarget.py says how soon it really is
@@ -68,3 +69,21 @@ async def test_a_hand_off_that_was_committed_before_the_other_target_came_is_not
     assert len(prefill.seen) == 2
     assert len(prefill.seen[1].output_token_ids) == 1, "from the tokens so far"
     assert await served.metric("diptych_failed_attempts_total", code="UNAVAILABLE") == 1
+
+
+async def test_a_commit_that_the_prefill_worker_did_not_hear_of_is_one_once_its_tokens_come(served):
+    """The way back between the two was cut: the answer goes on where it is, and the prefill worker holds no KV for it."""
+    (prefill,) = all_workers(served, WorkerKind.PREFILL)
+    prefill.faults.commit_unheard = asyncio.Event()
+    served.cluster.step_s = 0.02
+    tokens = []
+    async with served.http.stream("POST", "/v1/completions", json={**BASE, "stream": True}) as response:
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                assert "error" not in json.loads(line[6:]), line
+                tokens += [t for c in json.loads(line[6:])["choices"] for t in c.get("token_ids") or ()]
+            if len(tokens) == 3:
+                prefill.faults.commit_unheard.set()
+    assert tokens == EXPECTED
+    assert prefill.retargets == []
+    assert await served.metric("diptych_failed_handoffs_total") == 0
