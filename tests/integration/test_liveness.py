@@ -45,10 +45,9 @@ class Gated(FakeRunner):
 class Life:
     """A worker with all that its process has around it: health, announcements, the watch on its engine."""
 
-    def __init__(self, running, served, runner, signals):
+    def __init__(self, running, kind, served, runner, signals):
         self.served, self.runner = served, runner
         self.server = RpcServer(ServerConfig(), ())
-        kind = WorkerKind.DECODE
         info = WorkerInfo(served.ref, kind, served.address, MODEL, FAKE.layout, ("local",), 512, 128)
         clock = MonotonicClock()
         client, load = GrpcRegistryClient(running.target), partial(honest_load, served.worker)
@@ -71,32 +70,35 @@ async def health_of(target):
 
 
 @asynccontextmanager
-async def lives(tmp_path, num_decode):
+async def lives(tmp_path, num_prefill, num_decode):
+    """A router and workers, those of the decode pool first."""
     runners = []
 
     def runner(num_blocks, buffer):
         runners.append(Gated(num_blocks, buffer))
         return runners[-1]
 
-    setup = Setup(model=FAKE, num_prefill=0, num_decode=num_decode, real=RealModel(FAKE.layout, runner))
+    setup = Setup(model=FAKE, num_prefill=num_prefill, num_decode=num_decode, real=RealModel(FAKE.layout, runner))
     config = router_config(tmp_path, registry=RegistryConfig())  # as it is in production
     async with AsyncExitStack() as stack:
         running = await stack.enter_async_context(running_router(config))
         workers = await stack.enter_async_context(pools(setup))
         signals = await stack.enter_async_context(StopSignals())
-        made = [Life(running, served, one, signals) for served, one in zip(workers.decode, runners, strict=True)]
+        pool = [(WorkerKind.DECODE, w) for w in workers.decode] + [(WorkerKind.PREFILL, w) for w in workers.prefill]
+        made = [Life(running, kind, w, one, signals) for (kind, w), one in zip(pool, runners, strict=True)]
         for life in made:
             stack.push_async_callback(life.stop)
         await until(partial(ready, running, num_decode))
+        await until(partial(ready, running, num_prefill, "prefill"))
         yield running, made
 
 
-async def ready(running, num_decode):
-    return (await running.http.get("/health")).json()["ready"]["decode"] == num_decode
+async def ready(running, count, pool="decode"):
+    return (await running.http.get("/health")).json()["ready"][pool] == count
 
 
 async def test_an_engine_that_is_stuck_is_out_within_five_seconds_and_comes_back(tmp_path):
-    async with lives(tmp_path, num_decode=1) as (running, (life,)):
+    async with lives(tmp_path, num_prefill=0, num_decode=1) as (running, (life,)):
         expected = (await tokens(running, max_tokens=24))["choices"][0]["token_ids"]
 
         async def all_well():
@@ -121,6 +123,33 @@ async def test_an_engine_that_is_stuck_is_out_within_five_seconds_and_comes_back
         assert (await asking)["choices"][0]["token_ids"] == expected, "what was there goes on"
         await until(partial(ready, running, 1))
         await until(all_well)
+
+
+async def test_a_prefill_engine_that_is_stuck_is_out_within_five_seconds_and_its_requests_go_elsewhere(tmp_path):
+    async with lives(tmp_path, num_prefill=1, num_decode=1) as (running, (decode, life)):
+        expected = await tokens(running, max_tokens=24, diptych={"stages": True})
+        assert expected["diptych"]["route"] == "disaggregated"
+        life.runner.open.clear()
+        life.runner.inside.clear()
+        asking = asyncio.create_task(tokens(running, max_tokens=24, diptych={"stages": True}))
+        await asyncio.to_thread(life.runner.inside.wait, 10)
+        stuck_at = time.monotonic()
+
+        async def all_say_so():
+            missing = (await running.http.get("/health")).json()["missing"]
+            return missing == ["no prefill worker is ready (1 stalled)"] and await life.says() == NOT_SERVING
+
+        await until(all_say_so)
+        assert time.monotonic() - stuck_at < LIMIT_S
+        assert (await running.http.get("/health")).status_code == 200, "decode workers run requests alone"
+        assert await decode.says() == await health_of(running.target) == SERVING, "the other pool is well"
+        answer = await asking
+        assert answer["diptych"]["route"] == "colocated"
+        assert answer["choices"][0]["token_ids"] == expected["choices"][0]["token_ids"]
+        life.runner.open.set()
+        await until(partial(ready, running, 1, "prefill"))
+        await life.served.idle()
+        assert await life.says() == SERVING
 
 
 async def test_health_follows_what_workers_say_of_themselves_at_once(tmp_path):
