@@ -68,6 +68,7 @@ class Progress:
         self.num_handoff_failures = 0
         self.num_moves = 0
         self._tokens_at_death = 0  # when a worker went away with it last
+        self._end: DiptychError | None = None  # what `fail` raised: it may come by again, and is no other failure
         self.avoid: set[WorkerRef] = set()
         self.at: dict[WorkerKind, WorkerRef] = {}
         self._beside = beside
@@ -130,6 +131,8 @@ class Progress:
 
     def fail(self, error: DiptychError) -> bool:
         """Count a failure; raise it when another attempt cannot help or the budget is spent. False for what is none."""
+        if error is self._end:
+            raise error
         if isinstance(error, Draining):
             self.num_moves += 1
             log.info(
@@ -152,9 +155,11 @@ class Progress:
         )
         if self.num_worker_deaths > self._retry.max_worker_deaths:
             said = f"given up: {self.num_worker_deaths} workers in a row went away while they had this request"
-            raise WorkerLost(f"{said}; the last: {error.message}")
-        if not may_retry or self.num_failures > self._retry.max_failures:
-            raise error
+            self._end = WorkerLost(f"{said}; the last: {error.message}")
+        elif not may_retry or self.num_failures > self._retry.max_failures:
+            self._end = error
+        if self._end is not None:
+            raise self._end
         return True
 
 

@@ -160,6 +160,24 @@ class ScriptedPrefill(prefill_pb2_grpc.PrefillServicer):
         )
         return command.retarget, [prefill_pb2.PrefillEvent(prefill=self.ref, handoff_failed=gone)]
 
+    async def books(self, target, commands):
+        """What is said of a hand-off that is committed."""
+        await asyncio.sleep(self.faults.books_late_s)
+        if self.faults.no_books:
+            return
+        if self.faults.commit_unheard is not None:
+            await self.faults.commit_unheard.wait()
+            lost = error_info_to_pb(error_info(TransferFailed("no answer to the commit")))
+            failed = prefill_pb2.HandoffFailed(handoff_id=target.handoff_id, error=lost, hold_s=10)
+            yield prefill_pb2.PrefillEvent(prefill=self.ref, handoff_failed=failed)
+            async for command in commands:
+                self.worker.retargets.append(command.retarget.handoff_id)
+            await asyncio.Event().wait()  # a cancelled call ends the commands first
+        done = prefill_pb2.HandedOff(
+            handoff_id=target.handoff_id, stats=handoff_stats_to_pb(STATS), stages=stages_to_pb(PREFILL_STAGES)
+        )
+        yield prefill_pb2.PrefillEvent(prefill=self.ref, handed_off=done)
+
     async def events(self, request, target, commands, context):
         if self.faults.refuse:
             status = rpc_status.to_status(to_status(self.faults.refuse.pop()))
@@ -197,24 +215,8 @@ class ScriptedPrefill(prefill_pb2_grpc.PrefillServicer):
         commit = self.cluster.commit(target.decode.worker_id, target.handoff_id)
         if not commit.done():
             commit.set_result(ticket)
-        await asyncio.sleep(self.faults.books_late_s)
-        if self.faults.no_books:
-            return
-        if self.faults.commit_unheard is not None:
-            await self.faults.commit_unheard.wait()
-            lost = error_info_to_pb(error_info(TransferFailed("no answer to the commit")))
-            unheard = prefill_pb2.HandoffFailed(handoff_id=target.handoff_id, error=lost, hold_s=10)
-            yield prefill_pb2.PrefillEvent(prefill=self.ref, handoff_failed=unheard)
-            command = await anext(aiter(commands), None)
-            if command is None:  # a cancelled call ends the commands first
-                await asyncio.Event().wait()
-            self.worker.retargets.append(command.retarget.handoff_id)
-            target = command.retarget
-            self.cluster.commit(target.decode.worker_id, target.handoff_id).set_result(ticket)
-        done = prefill_pb2.HandedOff(
-            handoff_id=target.handoff_id, stats=handoff_stats_to_pb(STATS), stages=stages_to_pb(PREFILL_STAGES)
-        )
-        yield prefill_pb2.PrefillEvent(prefill=self.ref, handed_off=done)
+        async for event in self.books(target, commands):
+            yield event
 
 
 class SessionEnd(TokenDelta):
@@ -243,10 +245,10 @@ class ScriptedDecode(decode_pb2_grpc.DecodeServicer):
                         self.worker.seen.append(request)
                         tasks[request.request_id] = asyncio.create_task(self.run(request.request_id, request, outbox))
                     case "cancel":
-                        ident = command.cancel.request_id
-                        self.worker.cancelled.append(ident)
-                        if ident in tasks:
-                            tasks[ident].cancel()
+                        self.worker.cancelled.extend(command.cancel.request_ids)
+                        for ident in command.cancel.request_ids:
+                            if ident in tasks:
+                                tasks[ident].cancel()
 
         listener = asyncio.create_task(listen())
         try:

@@ -5,6 +5,7 @@ import pytest
 from contracts.clock import VirtualClock
 from contracts.errors import (
     DeadlineExceeded,
+    DiptychError,
     Draining,
     ErrorCode,
     InternalError,
@@ -152,3 +153,18 @@ def test_a_field_survives_the_way_through_a_stream(value):
     back = as_exception(error_info(original))
     assert isinstance(back, InvalidRequest)
     assert (back.message, back.field) == (original.message, "prompt")
+
+
+@pytest.mark.parametrize("error", [WorkerLost("died"), InvalidRequest("n", 1, "no")], ids=str)
+def test_an_end_that_an_attempt_was_told_of_already_is_counted_once(error):
+    books, _ = progress(max_failures=9)
+    while True:
+        try:
+            books.fail(error)
+        except DiptychError as end:
+            before, failures = end, books.num_failures
+            break
+    with pytest.raises(type(before)) as again:
+        books.fail(before)
+    assert again.value is before
+    assert books.num_failures == failures
