@@ -76,7 +76,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
             case "generate":
                 self._generate(session, command.generate)
             case "cancel":
-                self._desk.cancel(session, command.cancel.request_id)
+                self._desk.cancel(session, *command.cancel.request_ids)
             case other:
                 raise InvalidRequest("command", other, "must be attach, generate or cancel")
 

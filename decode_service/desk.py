@@ -58,9 +58,9 @@ class AnswerDesk:
         admitting.add_done_callback(self._admitting.discard)
         report(admitting, self._driver.die)
 
-    def cancel(self, session: RouterSession, request_id: str) -> None:
-        """Stop a request or hand-off of this session; it ends with ABORT, its blocks are free within a step."""
-        self._book.cancel(session, request_id)
+    def cancel(self, session: RouterSession, *request_ids: str) -> None:
+        """Stop requests or hand-offs of this session; each ends with ABORT, its blocks are free within a step."""
+        self._book.cancel(session, *request_ids)
 
     def finish_session(self, session: RouterSession) -> None:
         """No more commands will come: the stream ends with the last answer that it carries."""

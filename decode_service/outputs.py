@@ -142,13 +142,18 @@ class AnswerBook:
             self._send({session: [_ending(request_id, InvalidRequest("request_id", request_id, "must be new"))]})
         return False
 
-    def cancel(self, session: RouterSession, request_id: str) -> None:
-        """Stop a request of this session; it ends with ABORT. One that is not known, or another's, is left alone."""
-        answer = self._answers.get(request_id)
-        if answer is not None and answer.session is session:
-            error = RequestCancelled(f"{request_id}: cancelled")
-            self._stop(answer, error)
-            self.fail(request_id, error)
+    def cancel(self, session: RouterSession, *request_ids: str) -> None:
+        """Stop requests of this session; each ends with ABORT. One that is not known, or another's, is left alone."""
+        endings = []
+        for request_id in request_ids:
+            answer = self._answers.get(request_id)
+            if answer is not None and answer.session is session:
+                error = RequestCancelled(f"{request_id}: cancelled")
+                self._stop(answer, error)
+                del self._answers[request_id]
+                endings.append(_ending(request_id, error))
+        if endings:
+            self._send({session: endings})
 
     def deliver(self, deltas: Iterable[TokenDelta]) -> None:
         """One engine step's news, one batch per session. News of requests that nobody knows any more is dropped."""

@@ -149,6 +149,7 @@ class DecodeSession:
         self._on_lost = on_lost
         self._inboxes: dict[str, Inbox] = {}
         self._commands: asyncio.Queue[decode_pb2.DecodeCommand | None] = asyncio.Queue()
+        self._cancel: decode_pb2.DecodeCommand | None = None  # the last command, if it is a cancel
         self._task: asyncio.Task[None] | None = None
         self._closed: DiptychError | None = None
 
@@ -168,9 +169,12 @@ class DecodeSession:
 
     def cancel(self, request_id: str) -> None:
         """Stop it, unless its end has come; its inbox hears nothing more."""
-        if self._inboxes.pop(request_id, None) is not None:
-            cancel = decode_pb2.Cancel(request_id=request_id)
-            self._commands.put_nowait(decode_pb2.DecodeCommand(decode=self._ref, cancel=cancel))
+        if self._inboxes.pop(request_id, None) is None:
+            return
+        if self._cancel is None or self._commands.empty():  # else it has not left yet: many clients may leave at once
+            self._cancel = decode_pb2.DecodeCommand(decode=self._ref, cancel=decode_pb2.Cancel())
+            self._commands.put_nowait(self._cancel)
+        self._cancel.cancel.request_ids.append(request_id)
 
     def close(self, reason: str) -> None:
         """End the session for good; what it carries, now or later, is told that the worker is lost."""
@@ -184,6 +188,7 @@ class DecodeSession:
             inbox.put_nowait(DecodeLost(request_id, Unavailable(self._closed.message)))
             return
         self._inboxes[request_id] = inbox
+        self._cancel = None
         self._commands.put_nowait(command)
         if self._task is None:
             self._task = asyncio.ensure_future(self._drive(self._commands))
@@ -208,7 +213,7 @@ class DecodeSession:
             if call is not None:
                 call.cancel()
             commands.put_nowait(None)
-            self._commands, self._task = asyncio.Queue(), None
+            self._commands, self._cancel, self._task = asyncio.Queue(), None, None
             self._fail(error)
             if self._closed is None:
                 self._on_lost(self._worker)

@@ -33,7 +33,7 @@ def ids_of(message) -> tuple[str, ...]:
             which = message.WhichOneof("command")
             if which == "attach":
                 return (message.attach.handoff_id,)
-            return (message.generate.request.request_id if which == "generate" else message.cancel.request_id,)
+            return (message.generate.request.request_id,) if which == "generate" else tuple(message.cancel.request_ids)
         case "DecodeBatch":
             return tuple(delta.request_id for delta in message.deltas)
         case "ReserveRequest" | "AbortRequest":

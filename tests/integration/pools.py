@@ -252,7 +252,7 @@ class Decoding:
         await self._write(decode_pb2.DecodeCommand(decode=self._ref, generate=generate))
 
     async def cancel(self, request_id: str) -> None:
-        cancel = decode_pb2.Cancel(request_id=request_id)
+        cancel = decode_pb2.Cancel(request_ids=[request_id])
         await self._write(decode_pb2.DecodeCommand(decode=self._ref, cancel=cancel))
 
     async def some(self, request_id: str, count: int) -> list[TokenDelta]:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from contracts.pb.diptych.v1 import types_pb2 as diptych_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64iptych/v1/decode.proto\x12\ndiptych.v1\x1a\x16\x64iptych/v1/types.proto\",\n\x06\x41ttach\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x0e\n\x06wait_s\x18\x02 \x01(\x01\"5\n\rGenerateAlone\x12$\n\x07request\x18\x01 \x01(\x0b\x32\x13.diptych.v1.Request\"\x1c\n\x06\x43\x61ncel\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xbc\x01\n\rDecodeCommand\x12$\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x12.diptych.v1.AttachH\x00\x12-\n\x08generate\x18\x02 \x01(\x0b\x32\x19.diptych.v1.GenerateAloneH\x00\x12$\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x12.diptych.v1.CancelH\x00\x12%\n\x06\x64\x65\x63ode\x18\x04 \x01(\x0b\x32\x15.diptych.v1.WorkerRefB\t\n\x07\x63ommand\"\\\n\x0b\x44\x65\x63odeBatch\x12&\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x16.diptych.v1.TokenDelta\x12%\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32\x15.diptych.v1.WorkerRef2K\n\x06\x44\x65\x63ode\x12\x41\n\x07Session\x12\x19.diptych.v1.DecodeCommand\x1a\x17.diptych.v1.DecodeBatch(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64iptych/v1/decode.proto\x12\ndiptych.v1\x1a\x16\x64iptych/v1/types.proto\",\n\x06\x41ttach\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x0e\n\x06wait_s\x18\x02 \x01(\x01\"5\n\rGenerateAlone\x12$\n\x07request\x18\x01 \x01(\x0b\x32\x13.diptych.v1.Request\"\x1d\n\x06\x43\x61ncel\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"\xbc\x01\n\rDecodeCommand\x12$\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x12.diptych.v1.AttachH\x00\x12-\n\x08generate\x18\x02 \x01(\x0b\x32\x19.diptych.v1.GenerateAloneH\x00\x12$\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x12.diptych.v1.CancelH\x00\x12%\n\x06\x64\x65\x63ode\x18\x04 \x01(\x0b\x32\x15.diptych.v1.WorkerRefB\t\n\x07\x63ommand\"\\\n\x0b\x44\x65\x63odeBatch\x12&\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x16.diptych.v1.TokenDelta\x12%\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32\x15.diptych.v1.WorkerRef2K\n\x06\x44\x65\x63ode\x12\x41\n\x07Session\x12\x19.diptych.v1.DecodeCommand\x1a\x17.diptych.v1.DecodeBatch(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,11 +37,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEALONE']._serialized_start=109
   _globals['_GENERATEALONE']._serialized_end=162
   _globals['_CANCEL']._serialized_start=164
-  _globals['_CANCEL']._serialized_end=192
-  _globals['_DECODECOMMAND']._serialized_start=195
-  _globals['_DECODECOMMAND']._serialized_end=383
-  _globals['_DECODEBATCH']._serialized_start=385
-  _globals['_DECODEBATCH']._serialized_end=477
-  _globals['_DECODE']._serialized_start=479
-  _globals['_DECODE']._serialized_end=554
+  _globals['_CANCEL']._serialized_end=193
+  _globals['_DECODECOMMAND']._serialized_start=196
+  _globals['_DECODECOMMAND']._serialized_end=384
+  _globals['_DECODEBATCH']._serialized_start=386
+  _globals['_DECODEBATCH']._serialized_end=478
+  _globals['_DECODE']._serialized_start=480
+  _globals['_DECODE']._serialized_end=555
 # @@protoc_insertion_point(module_scope)

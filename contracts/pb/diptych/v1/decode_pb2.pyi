@@ -64,19 +64,21 @@ Global___GenerateAlone: typing_extensions.TypeAlias = GenerateAlone
 
 @typing.final
 class Cancel(google.protobuf.message.Message):
-    """The client left, or the router gave this attempt up."""
+    """Clients left, or the router gave their attempts up."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    REQUEST_ID_FIELD_NUMBER: builtins.int
-    request_id: builtins.str
-    """A hand-off id or request id of this session."""
+    REQUEST_IDS_FIELD_NUMBER: builtins.int
+    @property
+    def request_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Hand-off ids or request ids of this session. Those that are not, or not any more, are left alone."""
+
     def __init__(
         self,
         *,
-        request_id: builtins.str = ...,
+        request_ids: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["request_id", b"request_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["request_ids", b"request_ids"]) -> None: ...
 
 Global___Cancel: typing_extensions.TypeAlias = Cancel
 
@@ -100,7 +102,7 @@ class DecodeCommand(google.protobuf.message.Message):
 
     @property
     def cancel(self) -> Global___Cancel:
-        """Stop one."""
+        """Stop some."""
 
     @property
     def decode(self) -> contracts.pb.diptych.v1.types_pb2.WorkerRef:

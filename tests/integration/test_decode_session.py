@@ -1,0 +1,82 @@
+"""A router's session with a decode worker: many who leave at once are one word, and no word overtakes another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from contracts import wire_handoff
+from contracts.pb.diptych.v1 import decode_pb2, decode_pb2_grpc
+from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
+from engine.execution.fake import FakeModel
+from router.legs import DecodeSession, Inbox
+from rpc.channel import open_channel
+from rpc.server import RpcServer, ServerConfig
+from tests.integration.pools import until
+
+REF = WorkerRef("d", 1)
+
+
+class Listener(decode_pb2_grpc.DecodeServicer):
+    """Hears commands and says nothing."""
+
+    def __init__(self) -> None:
+        self.heard: list[decode_pb2.DecodeCommand] = []
+
+    async def Session(
+        self, request_iterator: AsyncIterator[decode_pb2.DecodeCommand], context: object
+    ) -> AsyncIterator[decode_pb2.DecodeBatch]:
+        async for command in request_iterator:
+            self.heard.append(command)
+        yield decode_pb2.DecodeBatch(decode=wire_handoff.worker_ref_to_pb(REF))
+
+    def attached(self) -> list[str]:
+        return [c.attach.handoff_id for c in self.heard if c.WhichOneof("command") == "attach"]
+
+    def cancels(self) -> list[tuple[str, ...]]:
+        return [tuple(c.cancel.request_ids) for c in self.heard if c.WhichOneof("command") == "cancel"]
+
+
+@asynccontextmanager
+async def listening() -> AsyncIterator[tuple[Listener, DecodeSession]]:
+    listener, server = Listener(), RpcServer(ServerConfig(), ())
+    decode_pb2_grpc.add_DecodeServicer_to_server(listener, server.grpc_server)
+    address = f"127.0.0.1:{await server.start()}"
+    info = WorkerInfo(REF, WorkerKind.DECODE, address, "m", FakeModel().layout, ("local",), 512, 128)
+    async with open_channel(address) as channel:
+        session = DecodeSession(info, channel, 5.0, lambda _: None)
+        yield listener, session
+        session.close("the test is over")
+    await server.stop(0)
+
+
+async def test_those_who_leave_at_once_are_one_command() -> None:
+    inbox: Inbox = asyncio.Queue()
+    ids = [f"h{i}" for i in range(100)]
+    async with listening() as (listener, session):
+        for ident in ids:
+            session.attach(ident, 5.0, inbox)
+        await until(lambda: listener.attached() == ids)
+        for ident in ids:
+            session.cancel(ident)
+            session.cancel(ident)  # heard already
+        await until(lambda: listener.cancels())
+        session.attach("after", 5.0, inbox)
+        await until(lambda: "after" in listener.attached())
+        assert listener.cancels() == [tuple(ids)]
+
+
+async def test_no_cancel_overtakes_the_attach_that_it_is_for() -> None:
+    inbox: Inbox = asyncio.Queue()
+    async with listening() as (listener, session):
+        for ident in ("a", "b"):  # all of it before the session is open
+            session.attach(ident, 5.0, inbox)
+            session.cancel(ident)
+        session.attach("c", 5.0, inbox)
+        await until(lambda: "c" in listener.attached())
+        session.cancel("c")
+        await until(lambda: len(listener.cancels()) == 3)
+        kinds = [c.WhichOneof("command") for c in listener.heard]
+        assert kinds == ["attach", "cancel", "attach", "cancel", "attach", "cancel"]
+        assert listener.cancels() == [("a",), ("b",), ("c",)]
