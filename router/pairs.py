@@ -74,12 +74,16 @@ class _Entry:
 
 
 class PairBook:
-    """Owns the entries of all pairs, until one of their workers leaves or is lost. Used on the event loop."""
+    """Owns the entries of all pairs, until one of their workers leaves or is lost. Used on the event loop.
+
+    Hears who is there by `on_change`. A hand-off may end after its worker has left: then nothing is written down.
+    """
 
     def __init__(self, config: CanaryConfig, clock: Clock) -> None:
         self._config = config
         self._clock = clock
         self._entries: dict[Pair, _Entry] = {}
+        self._here: set[WorkerRef] = set()
 
     def state(self, pair: Pair) -> PairState:
         """What is known of it."""
@@ -99,11 +103,12 @@ class PairBook:
         """See Verdicts. It is good from now on, whatever was."""
         if self.state(pair) is PairState.BAD:
             log.info("pair works again", prefill=pair.prefill.worker_id, decode=pair.decode.worker_id)
-        self._entries[pair] = _Entry(self._clock.now() + self._config.interval_s, PairState.OK)
+        if self._is_here(pair):
+            self._entries[pair] = _Entry(self._clock.now() + self._config.interval_s, PairState.OK)
 
     def failed(self, pair: Pair, error: DiptychError) -> None:
         """See Verdicts: of a user's request."""
-        if may_be_the_way(error) and self._config.enabled:
+        if may_be_the_way(error) and self._config.enabled and self._is_here(pair):
             entry = self._entry(pair)
             entry.num_failed_handoffs += 1
             entry.probe_at = min(entry.probe_at, self._clock.now() + self._config.retry_s)
@@ -111,6 +116,8 @@ class PairBook:
 
     def canary_failed(self, pair: Pair, error: DiptychError) -> None:
         """The same of a canary whose way was to blame; the next one is due after a pause that grows."""
+        if not self._is_here(pair):
+            return
         entry, config = self._entry(pair), self._config
         entry.num_failed_canaries += 1
         pause_s = config.retry_s * 2 ** min(entry.num_failed_canaries - 1, 20)
@@ -119,7 +126,8 @@ class PairBook:
 
     def canary_said_nothing(self, pair: Pair) -> None:
         """A canary ended for a reason that is not the pair's: another may be sent at the usual time."""
-        self._entry(pair).probe_at = self._clock.now() + self._config.interval_s
+        if self._is_here(pair):
+            self._entry(pair).probe_at = self._clock.now() + self._config.interval_s
 
     def due(self, pairs: Iterable[Pair]) -> Pair | None:
         """The pair among these that has waited longest for a canary which is due; None when none is."""
@@ -130,9 +138,16 @@ class PairBook:
 
     def on_change(self, change: Change) -> None:
         """Forget the pairs of a life that is over."""
-        if change.kind is not ChangeKind.JOINED:
-            for pair in [p for p in self._entries if change.info.ref in (p.prefill, p.decode)]:
-                del self._entries[pair]
+        ref = change.info.ref
+        if change.kind is ChangeKind.JOINED:
+            self._here.add(ref)
+            return
+        self._here.discard(ref)
+        for pair in [p for p in self._entries if ref in (p.prefill, p.decode)]:
+            del self._entries[pair]
+
+    def _is_here(self, pair: Pair) -> bool:
+        return pair.prefill in self._here and pair.decode in self._here
 
     def _entry(self, pair: Pair) -> _Entry:
         return self._entries.setdefault(pair, _Entry(self._clock.now()))

@@ -14,6 +14,7 @@ from router.config import CanaryConfig, RetryConfig
 from router.pairs import Pair, PairBook
 from router.policies import Candidate, LeastLoaded, RoundRobin
 from router.progress import Job, Progress
+from router.registry import Change, ChangeKind
 
 LAYOUT = KVLayout("m", "float32", 1, 1, 8, 16)
 
@@ -37,11 +38,13 @@ def _candidate(worker_id, kind, busy):
 
 
 def chooser(num_prefill, num_decode, bad=(), busy=(), policy=RoundRobin):
-    book = PairBook(CanaryConfig(), VirtualClock())
+    book, offered = PairBook(CanaryConfig(), VirtualClock()), Offered(num_prefill, num_decode, busy)
+    for candidate in (c for kind in WorkerKind for c in offered.candidates(kind)):
+        book.on_change(Change(ChangeKind.JOINED, candidate.info))
     for prefill, decode in bad:
         for _ in range(2):
             book.canary_failed(Pair(WorkerRef(prefill, 1), WorkerRef(decode, 1)), TransferFailed("lost"))
-    return Chooser(Offered(num_prefill, num_decode, busy), {kind: policy() for kind in WorkerKind}, book)
+    return Chooser(offered, {kind: policy() for kind in WorkerKind}, book)
 
 
 def progress(*avoid):

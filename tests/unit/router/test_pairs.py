@@ -38,8 +38,17 @@ P = pair()
 
 
 def book(config=CONFIG):
+    """With all workers of these tests in it."""
     clock = VirtualClock()
-    return PairBook(config, clock), clock
+    kept = PairBook(config, clock)
+    for name in ("p", "p0", "p1", "p2", "d", "d0", "d1", "d2", "other"):
+        kept.on_change(change(ChangeKind.JOINED, WorkerRef(name, 1)))
+    return kept, clock
+
+
+def change(kind, ref):
+    layout = KVLayout("m", "float32", 1, 1, 8, 16)
+    return Change(kind, WorkerInfo(ref, WorkerKind.DECODE, "a:1", "m", layout, (), 8, 8))
 
 
 @pytest.mark.parametrize(
@@ -193,13 +202,28 @@ def test_a_life_that_is_over_is_forgotten_with_all_its_pairs(kind, gone):
     for known in (P, *others):
         kept.canary_failed(known, LOST)
         kept.canary_failed(known, LOST)
-    layout = KVLayout("m", "float32", 1, 1, 8, 16)
-    info = WorkerInfo(gone, WorkerKind.DECODE, "a:1", "m", layout, (), 8, 8)
-    kept.on_change(Change(ChangeKind.JOINED, info))
+    kept.on_change(change(ChangeKind.JOINED, gone))
     assert kept.state(P) is PairState.BAD
-    kept.on_change(Change(kind, info))
+    kept.on_change(change(kind, gone))
     assert kept.state(P) is PairState.UNKNOWN
     assert sorted(kept.state(other) for other in others) == [PairState.BAD, PairState.UNKNOWN]
+
+
+@pytest.mark.parametrize("kind", [ChangeKind.LOST, ChangeKind.LEFT])
+@pytest.mark.parametrize("gone", [P.prefill, P.decode])
+def test_what_ends_after_its_worker_has_gone_is_not_kept_for_ever(kind, gone):
+    kept, _ = book()
+    kept.on_change(change(kind, gone))
+    kept.worked(P)
+    assert kept.state(P) is PairState.UNKNOWN
+    for _ in range(3):
+        kept.failed(P, LOST)
+        kept.canary_failed(P, LOST)
+        kept.canary_said_nothing(P)
+    assert (kept.state(P), kept.reason(P)) == (PairState.UNKNOWN, "")
+    kept.on_change(change(ChangeKind.JOINED, gone))  # the router did not hear it for a while
+    kept.worked(P)
+    assert kept.state(P) is PairState.OK
 
 
 def test_another_life_is_another_pair():
