@@ -31,6 +31,7 @@ from kv_transfer.heartbeat import Heartbeats
 from kv_transfer.peer import HandoffPeer
 
 logger = logging.getLogger(__name__)
+MAX_LINKS = 256  # each life of a decode worker has its own; to have forgotten one costs a Connect
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,9 @@ class Links:
         if task is None:
             task = asyncio.ensure_future(self._connect(peer, decode))
             self._links[decode] = task
+            made = [known for known, connecting in self._links.items() if connecting.done()]
+            for oldest in made[: max(0, len(self._links) - MAX_LINKS)]:
+                del self._links[oldest]
             task.add_done_callback(lambda ended: self._forget_failure(decode, ended))
         return await asyncio.shield(task)
 

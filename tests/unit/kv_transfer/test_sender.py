@@ -23,7 +23,7 @@ from contracts.ticket import RenewResponse
 from contracts.worker import WorkerRef
 from kv_transfer.config import SenderConfig
 from kv_transfer.handoff import SourceState, TargetState
-from kv_transfer.links import Links, Side
+from kv_transfer.links import MAX_LINKS, Links, Side
 from kv_transfer.local import Delivery, WriteFault
 
 
@@ -507,6 +507,19 @@ async def test_one_connect_serves_all_and_failures_are_not_remembered(pair, peer
     pair.links.drop(first)  # an old one: the new one stays
     await pair.links.get(peer, pair.d.ref)
     assert peer.heard == ["connect"] * 3
+
+
+async def test_links_to_lives_that_are_over_do_not_pile_up(pair, peer):
+    async def answer(request):
+        return replace(await pair.receiver.connect(replace(request, decode=pair.d.ref)), decode=request.decode)
+
+    first = await pair.links.get(peer, pair.d.ref)
+    for epoch in range(1000, 1000 + MAX_LINKS):  # nobody told us that the ones before have ended
+        assert len(pair.links._links) <= MAX_LINKS
+        peer.next["connect"] = [answer]
+        await pair.links.get(peer, WorkerRef("d", epoch))
+    assert len(pair.links._links) == MAX_LINKS
+    assert await pair.links.get(peer, pair.d.ref) is not first, "the oldest costs a Connect"
 
 
 async def test_another_life_than_the_one_meant(pair, peer):
