@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -98,26 +99,39 @@ class Line:
 
     def __init__(self, port: int) -> None:
         self._to = port
-        self._server: asyncio.Server | None = None
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.setblocking(False)
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_cut = False
 
-    async def open(self) -> int:
-        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
-        return int(self._server.sockets[0].getsockname()[1])
+    def open(self) -> int:
+        """Not an asyncio.Server: one that is closed right after an accept forgets the socket, and its end waits for ever."""
+        asyncio.get_running_loop().add_reader(self._listener, self._accept)
+        return int(self._listener.getsockname()[1])
 
     async def cut(self) -> None:
         """Idempotent."""
-        self._is_cut = True
-        if self._server is not None:
-            self._server.close()
+        if not self._is_cut:
+            self._is_cut = True
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
         for writer in self._writers:
             writer.transport.abort()
         if self._tasks:
             await asyncio.wait(set(self._tasks))
 
-    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self) -> None:
+        with suppress(BlockingIOError, ConnectionError):  # it has left again
+            self._do(self._connect(self._listener.accept()[0]))
+
+    def _do(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connect(self, here: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=here)
         self._writers.add(writer)
         try:
             there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._to)
@@ -126,9 +140,7 @@ class Line:
             return
         self._writers.add(there_writer)
         for source, sink in ((reader, there_writer), (there_reader, writer)):
-            task = asyncio.ensure_future(self._pump(source, sink))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._do(self._pump(source, sink))
             if self._is_cut:  # while the connection was made
                 sink.transport.abort()
 
@@ -209,7 +221,7 @@ class House:
             for worker, kind in (*((w, WorkerKind.DECODE) for w in made.decode), (made.prefill[0], WorkerKind.PREFILL)):
                 lines.append(Line(worker.server.port))
                 stack.push_async_callback(lines[-1].cut)
-                await self._announce(worker, kind, await lines[-1].open(), size, stack)
+                await self._announce(worker, kind, lines[-1].open(), size, stack)
 
             async def announce_spare() -> None:
                 worker = made.prefill[1]
