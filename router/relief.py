@@ -26,8 +26,9 @@ def relieve(registry: Registry, pools: Pools) -> None:
     for worker in registry.workers():
         info = worker.info
         claims = tuple(pools.claims.get(info.ref, ()))
-        others = any(pools.candidates(kind) for kind in _COULD_TAKE_IT[info.kind])
-        if worker.load.state is not WorkerState.STALLED or not claims or not others:
+        if worker.load.state is not WorkerState.STALLED or not claims:
+            continue
+        if not any(pools.candidates(kind) for kind in _COULD_TAKE_IT[info.kind]):
             continue
         error = WorkerLost(f"{info.kind} worker {info.ref.worker_id} has work and makes no progress")
         told = sum(claim.stalled(error) for claim in claims)
