@@ -21,7 +21,7 @@ from engine.driver import EngineDriver
 from engine.engine import Engine
 from engine.loop import EngineLoop, LoopFactory
 from engine.output import Retained, StepOutput
-from kv_transfer.endings import until_done, within
+from kv_transfer.endings import report, until_done, within
 from kv_transfer.links import Links, Side
 from observability.log import get_logger
 from prefill_service.peer import PeerSource
@@ -97,6 +97,7 @@ class PrefillWorker:
             settling = asyncio.ensure_future(self._settle(request.request_id, run))
             self._settling.add(settling)
             settling.add_done_callback(self._settling.discard)
+            report(settling, self.driver.die)  # blocks that could not be given back are lost to everybody
             await asyncio.shield(settling)
 
     async def drain(self, patience_s: float) -> None:

@@ -29,6 +29,7 @@ from contracts.worker import WorkerRef
 from engine.config import EngineConfig, SchedulerConfig
 from engine.engine import Engine
 from engine.execution.fake import FakeModel, FakeRunner, expected_tokens
+from engine.kv.lease import LeaseError
 from engine.output import Retained
 from kv_transfer.connector import ByteRange
 from kv_transfer.handoff import SourceStep, TargetStep
@@ -256,4 +257,20 @@ async def test_a_dead_engine_is_told_and_blocks_nobody() -> None:
     assert isinstance(await made.worker.fatal, ZeroDivisionError)
     with pytest.raises(Unavailable):
         await anext(made.worker.run(asked(), TARGET, made.targets))
+    await made.worker.stop()
+
+
+async def test_blocks_that_cannot_be_given_back_are_a_fault_that_is_told_also_when_nobody_waits_any_more() -> None:
+    made = Bench()
+    made.worker.start()
+    made.side.may_reserve.clear()
+    events = made.worker.run(asked(), TARGET, made.targets)
+    assert isinstance(await anext(events), FirstTokens)
+    waiting = asyncio.ensure_future(anext(events))
+    await made.worker.driver.call(lambda engine: [engine.release(lease) for lease in engine._lent.leases()])
+    waiting.cancel()
+    await asyncio.sleep(0)
+    waiting.cancel()  # while it gives back
+    assert isinstance(await made.worker.fatal, LeaseError)
+    await asyncio.wait((waiting,))
     await made.worker.stop()
