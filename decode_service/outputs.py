@@ -38,9 +38,8 @@ class OutputConfig:
 
     claim_wait_s: float = 30.0  # how long an adopted hand-off may run without a reader
     max_attach_wait_s: float = 600.0
-    lost_memory_s: float = (
-        600.0  # as long as an attach can be late: one that comes after it waits its whole time in vain
-    )
+    # As long as an attach can be late: one that comes after it waits its whole time in vain.
+    lost_memory_s: float = 600.0
     max_lost: int = 10_000
 
 

@@ -110,9 +110,7 @@ class Incoming(Generic[LeaseT]):
                 self._on(TargetEvent.COMMIT)
             else:
                 self.end(TargetEvent.REFUSED, problem)
-        if (
-            self._state is TargetState.DRAINING
-        ):  # lost already; how long its blocks stay fenced is not the peer's matter
+        if self._state is TargetState.DRAINING:  # lost; how long its blocks stay fenced is not the peer's matter
             raise said_again(self._cause)
         outcome = await asyncio.shield(self._outcome)
         if isinstance(outcome, Adopted):
@@ -141,9 +139,8 @@ class Incoming(Generic[LeaseT]):
             report(self._winding_up, self._around.on_fatal)
 
     def _closed(self) -> bool:
-        closed = [
-            connector.close_window(key) for connector, key in self._reservation.windows
-        ]  # each, also after a False
+        # Each of them, also after a False.
+        closed = [connector.close_window(key) for connector, key in self._reservation.windows]
         return all(closed)
 
     async def _wind_up(self) -> None:

@@ -80,9 +80,8 @@ class AnswerResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI: make the answer beside a watch for the client's leaving; whichever ends first ends both."""
         del scope
-        await asyncio.sleep(
-            0
-        )  # the sockets get a turn: when many come and leave at once, nothing is begun for the left
+        # The sockets get a turn: when many come and leave at once, nothing is begun for those that have left.
+        await asyncio.sleep(0)
         leaving = asyncio.ensure_future(_left(receive))
         await asyncio.sleep(0)
         if leaving.done():

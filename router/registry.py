@@ -28,9 +28,8 @@ from observability.log import get_logger
 from router.config import RegistryConfig
 
 log = get_logger(__name__)
-_TOMBSTONE_TTLS = (
-    60  # how many ttl_s a departed worker's epoch is remembered, so that a late announcement does not revive it
-)
+# How many ttl_s a departed worker's epoch is remembered, so that a late announcement does not revive it.
+_TOMBSTONE_TTLS = 60
 
 
 class ChangeKind(StrEnum):

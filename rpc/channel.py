@@ -53,9 +53,8 @@ def open_channel(address: str, config: ChannelConfig | None = None) -> grpc.aio.
     return grpc.aio.insecure_channel(address, options=config.options)
 
 
-ChannelOpener = Callable[
-    [str, ChannelConfig | None], grpc.aio.Channel
-]  # `open_channel`, or another way to reach host:port
+# `open_channel`, or another way to reach host:port.
+ChannelOpener = Callable[[str, ChannelConfig | None], grpc.aio.Channel]
 
 
 async def wait_connected(channel: grpc.aio.Channel, address: str, timeout_s: float) -> None:
