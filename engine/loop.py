@@ -175,7 +175,7 @@ class EngineLoop:
                 left_s = None if deadline_s is None else deadline_s - self._engine.clock.now()
                 if left_s is not None and left_s <= 0:
                     break
-                self._changed.wait(left_s)
+                self._changed.wait(None if left_s is None else min(left_s, threading.TIMEOUT_MAX))
             self._note(busy=True)
             return not self._stopping
 

@@ -1,6 +1,7 @@
 """The engine thread: commands between steps, sleep when idle, faults said aloud, nobody left waiting."""
 
 import asyncio
+import math
 import threading
 from contextlib import contextmanager
 
@@ -119,6 +120,20 @@ async def test_a_deadline_wakes_it(rig, make_request):
     await rig.loop.call(fill_then_admit)
     await rig.until(lambda: rig.deltas())
     assert rig.deltas()[0].finish_reason is FinishReason.ERROR
+
+
+@pytest.mark.parametrize("deadline_s", [1e10, 1e300, math.inf])
+async def test_a_deadline_beyond_what_a_thread_can_wait_for_ends_nothing(rig, make_request, deadline_s):
+    def fill_then_admit(engine):
+        lease = engine.reserve("elsewhere", 64, ())
+        engine.admit(make_request(deadline_s=deadline_s))
+        return lease
+
+    lease = await rig.loop.call(fill_then_admit)
+    await rig.loop.call(lambda engine: None)  # after a step in which nothing could run: now it waits for the deadline
+    await rig.loop.call(lambda engine: engine.release(lease))
+    await rig.until(lambda: rig.fatal or (rig.deltas() and rig.deltas()[-1].finish_reason))
+    assert not rig.fatal
 
 
 async def test_a_fault_in_a_step_is_fatal_and_nobody_is_left_waiting(rig, make_request, monkeypatch):
