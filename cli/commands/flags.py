@@ -98,7 +98,8 @@ drain_timeout_option = option(
     type=SECONDS,
     metavar="SECONDS",
     default=10.0,
-    help="How long running answers may go on after Ctrl-C or SIGTERM.",
+    help="How long an orderly end may take after Ctrl-C or SIGTERM. Running answers go on; "
+    "a worker sends those that take longer than half of it to another worker, if there is one.",
 )
 
 
