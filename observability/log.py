@@ -118,4 +118,7 @@ def render_value(value: LogValue) -> str:
 
 
 def _one_line(text: str) -> str:
-    return text if "\n" not in text and "\r" not in text else text.replace("\r", "\\r").replace("\n", "\\n")
+    """What a peer made of a name must neither end the line nor reach the reader's terminal as a command."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

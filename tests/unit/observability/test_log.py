@@ -38,6 +38,11 @@ def test_tracebacks_and_line_ends_stay_on_the_line(lines: io.StringIO) -> None:
     assert "ValueError" in lines.getvalue()
 
 
+def test_what_would_command_a_terminal_is_spelt_out(lines: io.StringIO) -> None:
+    logging.getLogger("x").info("hand-off %s é", "a\x00\x1b[2J\u2028\ud800")
+    assert lines.getvalue().endswith(r"hand-off a\x00\x1b[2J\u2028\ud800 é" + "\n")
+
+
 def test_below_the_level_nothing_is_written(lines: io.StringIO) -> None:
     get_logger("x").debug("quiet")
     assert lines.getvalue() == ""
