@@ -47,10 +47,11 @@ class Watched:
     def watch(self, worker) -> None:
         cancel, abort, driver = worker.desk.cancel, worker.driver._engine.abort, worker.driver
 
-        def noting_cancel(session, request_id):
-            if worker._book.state(request_id) is AnswerState.STREAMING:  # else its KV has not come
-                self.arrived.setdefault(request_id, driver.num_steps)
-            cancel(session, request_id)
+        def noting_cancel(session, *request_ids):
+            for request_id in request_ids:
+                if worker._book.state(request_id) is AnswerState.STREAMING:  # else its KV has not come
+                    self.arrived.setdefault(request_id, driver.num_steps)
+            cancel(session, *request_ids)
 
         def noting_abort(request_id):
             self.gone[request_id] = driver.num_steps
