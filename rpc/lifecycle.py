@@ -10,7 +10,6 @@ Does not know what the worker does.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from contracts.errors import ConfigError
 from contracts.worker import WorkerLoad, WorkerState
 from observability.log import get_logger
 from rpc.announce import Announcer
-from rpc.process import FatalError, StopSignals
+from rpc.process import FatalError, StopSignals, abandon
 from rpc.server import RpcServer
 
 log = get_logger(__name__)
@@ -116,7 +115,7 @@ class Lifecycle:
         self._num_others = 0  # of this pool, said by each router on the farewell; the least
         self._stop_by: float | None = None
         self._announcing: list[asyncio.Task[None]] = []
-        self.abandon: Callable[[int], object] = os._exit  # ends a process of which a thread cannot be ended
+        self.abandon: Callable[[int], object] = abandon  # ends a process of which a thread cannot be ended
 
     async def run(self, signals: StopSignals) -> None:
         """Serve until a signal, then drain and stop. Raises FatalError when the worker died."""

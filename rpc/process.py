@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import logging
 import os
 import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import Self, TypeVar, cast
+from typing import NoReturn, Self, TypeVar, cast
 from wsgiref.simple_server import WSGIServer
 
 import prometheus_client
@@ -50,6 +51,16 @@ def run_process(main: Callable[[], Coroutine[None, None, None]]) -> int:
     except KeyboardInterrupt:  # a signal before the handlers stood
         return 130
     return 0
+
+
+def abandon(code: int) -> NoReturn:
+    """End this process now, its threads where they are: one of them computes and cannot be told to stop.
+
+    An ordinary exit would unwind that thread under its C++ code, and the process would abort.
+    """
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 class StopSignals:

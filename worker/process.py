@@ -34,7 +34,7 @@ from observability.log import get_logger
 from observability.worker_metrics import WorkerMetrics
 from rpc.announce import Announcer, GrpcRegistryClient
 from rpc.lifecycle import Lifecycle, ServedWorker, honest_load
-from rpc.process import MetricsPort, StopSignals, in_daemon_thread
+from rpc.process import MetricsPort, StopSignals, abandon, in_daemon_thread
 from rpc.server import RpcServer
 from worker.config import WorkerConfig
 
@@ -100,7 +100,8 @@ async def serve(config: WorkerConfig, door: Door) -> None:
         computer = await signals.unless_asked(in_daemon_thread(lambda: build(config), "load"))
         if computer is None:
             log.info("stopped while loading")
-            return
+            await server.stop(0)
+            abandon(0)
         stack.callback(computer.region.close)
         clock = MonotonicClock()
         ref = WorkerRef(config.worker_id, new_epoch())

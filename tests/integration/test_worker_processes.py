@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from contracts import wire_handoff
@@ -17,9 +18,10 @@ from contracts.pb.diptych.v1 import prefill_pb2, registry_pb2, registry_pb2_grpc
 from contracts.request import GenerationRequest
 from contracts.sampling import SamplingParams
 from contracts.worker import WorkerInfo, WorkerLoad
+from engine.execution.memory import memory_turn
 from rpc.channel import open_channel
 from rpc.server import RpcServer, ServerConfig
-from tests.integration.pools import Decoding, Prefilling, joined
+from tests.integration.pools import Decoding, Prefilling, joined, until
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
@@ -202,3 +204,14 @@ async def test_a_worker_that_cannot_start_says_so_in_one_line() -> None:
         _, complaint = await asyncio.wait_for(process.communicate(), 60)
         assert process.returncode == 2
         assert complaint.decode().splitlines() == [f"error: cannot listen on 127.0.0.1:{port}: Address already in use"]
+
+
+async def test_a_signal_while_the_model_loads_ends_it_at_once_and_well() -> None:
+    argv = [sys.executable, "-P", "-m", "cli", "decode", "--model", str(TINY), "--log-level", "info"]
+    with memory_turn():  # it waits for its turn with its model in its hands
+        process = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.PIPE, cwd="/")
+        await until(lambda: any(c.status == "LISTEN" for c in psutil.Process(process.pid).net_connections()))
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(30):
+            _, said = await process.communicate()
+    assert (process.returncode, b"stopped while loading" in said) == (0, True)
