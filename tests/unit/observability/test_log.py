@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from observability.log import configure_logging, get_logger, render_value
+from observability.log import LineFormatter, configure_logging, get_logger, render_value
 
 
 @pytest.fixture
@@ -38,9 +38,11 @@ def test_tracebacks_and_line_ends_stay_on_the_line(lines: io.StringIO) -> None:
     assert "ValueError" in lines.getvalue()
 
 
-def test_what_would_command_a_terminal_is_spelt_out(lines: io.StringIO) -> None:
-    logging.getLogger("x").info("hand-off %s é", "a\x00\x1b[2J\u2028\ud800")
-    assert lines.getvalue().endswith(r"hand-off a\x00\x1b[2J\u2028\ud800 é" + "\n")
+def test_what_would_command_a_terminal_is_spelt_out() -> None:
+    # Formatted here, not logged: half a surrogate pair is more than some test reporters can carry.
+    record = logging.makeLogRecord({"name": "x", "msg": "hand-off %s é", "args": ("a\x00\x1b[2J\u2028\ud800",)})
+    line = LineFormatter("prefill-0").format(record)
+    assert line.endswith(r"hand-off a\x00\x1b[2J\u2028\ud800 é")
 
 
 def test_below_the_level_nothing_is_written(lines: io.StringIO) -> None:
