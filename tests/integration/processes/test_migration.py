@@ -90,7 +90,7 @@ async def played(made: Cluster, label: str, progress: Progress) -> list[Answer]:
         worker = server_of(trap.passing)
         await stopped(made, worker)
         by_prompt = {answer.question.prompt: answer for answer in answers}
-        for handoff_id, passed in progress.passed[worker].items():
+        for handoff_id, passed in tuple(progress.passed[worker].items()):  # what is on its way may still pass
             at = by_prompt[progress.prompts[handoff_id]]
             await at.until(lambda answer, passed=passed: len(answer.token_ids) >= passed, LIMIT_S)
         made.children[worker].signal(signal.SIGKILL)
