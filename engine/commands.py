@@ -91,3 +91,17 @@ class Call(Generic[T]):
             self._future.set_exception(error)
         elif not isinstance(error, Unavailable):
             self._event_loop.call_exception_handler({"message": "a cancelled engine call failed", "exception": error})
+
+
+async def called(
+    submit: Callable[[Command], None], fn: Callable[[Engine], T], undo: Callable[[Engine, T], object] | None
+) -> T:
+    """The result of `fn`, submitted as a Call; if its caller was cancelled after it ran, `undo` is submitted with it."""
+
+    def abandon(result: T) -> None:
+        if undo is not None:
+            submit(Post(lambda engine: undo(engine, result)))
+
+    call = Call(fn, abandon, asyncio.get_running_loop())
+    submit(call)
+    return await call.result()

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
-from engine.commands import Call, Command, Post
+from engine.commands import Command, Post, called
 from engine.engine import Engine, OnStarted, StepOutput
 from engine.loop import LoopFactory, LoopProgress
 
@@ -77,14 +77,7 @@ class InlineLoop:
 
     async def call(self, fn: Callable[[Engine], T], undo: Callable[[Engine, T], object] | None = None) -> T:
         """See StepLoop."""
-
-        def abandon(result: T) -> None:
-            if undo is not None:
-                self.post(lambda engine: undo(engine, result))
-
-        call = Call(fn, abandon, asyncio.get_running_loop())
-        self._submit(call)
-        return await call.result()
+        return await called(self._submit, fn, undo)
 
     def _submit(self, command: Command) -> None:
         if self._stopping:

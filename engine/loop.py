@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from engine.commands import Call, Command, Post
+from engine.commands import Command, Post, called
 from engine.engine import Engine, OnStarted, StepOutput
 
 T = TypeVar("T")
@@ -140,14 +140,7 @@ class EngineLoop:
         If the caller is cancelled after `fn` ran, nobody would own its result (a lease!): then `undo` gets it, in the
         engine thread. Cancelled before, `fn` does not run.
         """
-
-        def abandon(result: T) -> None:
-            if undo is not None:
-                self.post(lambda engine: undo(engine, result))
-
-        call = Call(fn, abandon, asyncio.get_running_loop())
-        self._submit(call)
-        return await call.result()
+        return await called(self._submit, fn, undo)
 
     def _submit(self, command: Command) -> None:
         with self._changed:
