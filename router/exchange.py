@@ -14,6 +14,7 @@ from contracts.errors import InvalidRequest
 from contracts.request import FinishReason, TokenLogprob
 from contracts.sampling import SamplingParams
 from observability.stages import HandoffStats, StageTimes
+from router.caller import ANYBODY, Caller
 from router.chat_template import Conversation
 
 
@@ -59,7 +60,7 @@ class Ask:
     With `fill_context`, sampling.max_tokens is not the client's: it is set to what the context leaves, at most
     `fill_at_most`. With `prompt_only` the answer is empty: the one token that ends computing the prompt is not given.
     `model` empty takes the only one. `route` None lets the router choose. `include_stop` keeps a stop
-    string in the text. Lower `priority` runs first.
+    string in the text. Lower `priority` runs first. `caller` is whoever's key came with it.
     """
 
     request_id: str
@@ -77,6 +78,7 @@ class Ask:
     route: Route | None = None
     timeout_s: float | None = None
     traceparent: str = ""
+    caller: Caller = ANYBODY
 
     def __post_init__(self) -> None:
         if not 1 <= self.n <= MAX_ANSWERS:
