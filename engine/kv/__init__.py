@@ -1,1 +1,1 @@
-"""Who holds which block: pool, leases, prefix cache, hashing. Pure Python; knows no requests, no bytes."""
+"""Who holds which block: pool, leases, prefix cache. Pure Python; knows no requests, no bytes."""

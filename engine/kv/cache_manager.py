@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from contracts.block_hash import BlockHasher
 from engine.kv.block_pool import BlockPool, PoolCorrupted
-from engine.kv.hashing import BlockHasher
 from engine.kv.lease import KVLease
 
 

@@ -1,10 +1,9 @@
-"""Blocks, leases and hashes: what they refuse, and that broken books are found."""
+"""Blocks and leases: what they refuse, and that broken books are found."""
 
 import pytest
 
 from engine.kv.block_pool import BlockPool, PoolCorrupted
 from engine.kv.cache_manager import KVCacheManager
-from engine.kv.hashing import HASH_BYTES, BlockHasher
 from engine.kv.lease import LeaseError
 
 
@@ -16,30 +15,6 @@ def computed(kv: KVCacheManager, tokens: list[int]):
     lease = lease_all(kv, tokens)
     kv.publish(lease, kv.hasher.chain(tokens), len(tokens))
     return lease
-
-
-def test_hashes_chain_over_full_blocks_only():
-    hasher = BlockHasher(4, 0)
-    tokens = list(range(11))
-    chain = hasher.chain(tokens)
-    assert len(chain) == 2
-    assert {len(name) for name in chain} == {HASH_BYTES}
-    assert hasher.chain(tokens[:8]) == chain
-    assert hasher.chain([*tokens[4:8], *tokens[4:8]])[1] != chain[1], (
-        "the same block after another prefix is another block"
-    )
-
-
-def test_hashes_grow_with_the_tokens():
-    hasher = BlockHasher(2, 5)
-    hashes: list[bytes] = []
-    for end in range(8):
-        hasher.extend(hashes, list(range(end)))
-        assert tuple(hashes) == hasher.chain(range(end))
-
-
-def test_hashes_differ_by_seed_and_take_any_token_id():
-    assert BlockHasher(1, 0).chain([2**32 - 1]) != BlockHasher(1, 2**64 - 1).chain([2**32 - 1])
 
 
 def test_a_released_chain_is_evicted_from_its_end():

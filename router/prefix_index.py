@@ -1,0 +1,170 @@
+"""Which blocks of prompts each worker has: how many leading tokens of a prompt it need not compute, or be sent.
+
+    worker joins ──▶ shelf ──replace (a snapshot)──▶ shelf ──stored, removed──▶ shelf ──▶ worker gone: shelf cleared
+                       └── expect (this router sends a prompt there): counts at once, for `expect_s`; news confirm it
+
+One table: short name of a block (`contracts.block_hash`) to a bit set of the workers that have it, so one walk along a
+prompt's blocks finds the prefix that every worker has. A shelf holds at most as many blocks as its worker's memory. Called on
+the event loop only. Does not know where news comes from or what is made of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from contracts.block_hash import short_names
+from contracts.clock import Clock
+from contracts.worker import WorkerInfo, WorkerRef
+
+
+@dataclass(slots=True)
+class _Shelf:
+    """What one life of one worker has. `expected` maps blocks to the last expectation that named them."""
+
+    ref: WorkerRef
+    bit: int
+    block_size: int
+    capacity: int
+    known: set[int] = field(default_factory=set)
+    expected: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Expectation:
+    ref: WorkerRef
+    number: int
+    until: float
+    names: Sequence[int]
+
+
+class PrefixIndex:
+    """Owns the table."""
+
+    def __init__(self, clock: Clock, expect_s: float = 5.0) -> None:
+        """What is expected counts for `expect_s` seconds unless news confirms it; 0 expects nothing."""
+        self._clock = clock
+        self._expect_s = expect_s
+        self._holders: dict[int, int] = {}
+        self._shelves: dict[WorkerRef, _Shelf] = {}
+        self._by_bit: dict[int, _Shelf] = {}
+        self._expectations: deque[_Expectation] = deque()
+        self._num_expectations = 0
+
+    def cached_tokens(self, ref: WorkerRef, block_hashes: Sequence[bytes]) -> int:
+        """How many leading tokens of the prompt with these block hashes this worker has; 0 for one that is not known."""
+        return self.match(block_hashes).get(ref, 0)
+
+    def match(self, block_hashes: Sequence[bytes]) -> Mapping[WorkerRef, int]:
+        """The same of every worker that has any of them."""
+        self._expire()
+        found: dict[WorkerRef, int] = {}
+        if not block_hashes:
+            return found
+        names = short_names(block_hashes)
+        holders = self._holders
+        having, num_blocks = holders.get(names[0], 0), 1
+        while having and num_blocks < len(names):
+            still = having & holders.get(names[num_blocks], 0)
+            if still != having:
+                self._note(found, having ^ still, num_blocks)
+                having = still
+            num_blocks += 1
+        self._note(found, having, num_blocks)
+        return found
+
+    def size(self, ref: WorkerRef) -> int:
+        """How many blocks this worker has told of."""
+        shelf = self._shelves.get(ref)
+        return 0 if shelf is None else len(shelf.known)
+
+    def join(self, info: WorkerInfo) -> None:
+        """A life of a worker begins, with nothing. Idempotent."""
+        if info.ref in self._shelves:
+            return
+        bit = 1
+        while bit in self._by_bit:
+            bit <<= 1
+        shelf = _Shelf(info.ref, bit, info.layout.block_size, info.num_blocks)
+        self._shelves[info.ref] = self._by_bit[bit] = shelf
+
+    def forget(self, ref: WorkerRef) -> None:
+        """That life is over, and what it had is gone. Idempotent."""
+        shelf = self._shelves.pop(ref, None)
+        if shelf is not None:
+            self._take_off(shelf, shelf.known | shelf.expected.keys())
+            del self._by_bit[shelf.bit]
+
+    def replace(self, ref: WorkerRef, names: Iterable[int]) -> None:
+        """A snapshot: this is all that the worker has."""
+        shelf = self._shelves.get(ref)
+        if shelf is None:
+            return
+        old, shelf.known = shelf.known, set()
+        self._take_off(shelf, old - shelf.expected.keys())
+        self.stored(ref, names)
+
+    def stored(self, ref: WorkerRef, names: Iterable[int]) -> None:
+        """The worker has these blocks now. More than its memory holds are not taken: its removals must have been lost."""
+        shelf = self._shelves.get(ref)
+        if shelf is None:
+            return
+        known, holders, bit = shelf.known, self._holders, shelf.bit
+        for name in names:
+            if len(known) >= shelf.capacity:
+                break
+            known.add(name)
+            holders[name] = holders.get(name, 0) | bit
+
+    def removed(self, ref: WorkerRef, names: Iterable[int]) -> None:
+        """It has not any more; not even if it was expected to."""
+        shelf = self._shelves.get(ref)
+        if shelf is None:
+            return
+        gone = [name for name in names if name in shelf.known]
+        shelf.known.difference_update(gone)
+        for name in gone:
+            shelf.expected.pop(name, None)
+        self._take_off(shelf, gone)
+
+    def expect(self, ref: WorkerRef, block_hashes: Sequence[bytes]) -> None:
+        """A prompt of these blocks is on its way there: whoever comes next with the same prefix finds it."""
+        shelf = self._shelves.get(ref)
+        if shelf is None or not block_hashes or not self._expect_s:
+            return
+        names = short_names(block_hashes)[: shelf.capacity]
+        self._num_expectations += 1
+        number, holders, bit = self._num_expectations, self._holders, shelf.bit
+        for name in names:
+            shelf.expected[name] = number
+            holders[name] = holders.get(name, 0) | bit
+        self._expectations.append(_Expectation(ref, number, self._clock.now() + self._expect_s, names))
+
+    def _expire(self) -> None:
+        now = self._clock.now()
+        while self._expectations and self._expectations[0].until <= now:
+            over = self._expectations.popleft()
+            shelf = self._shelves.get(over.ref)
+            if shelf is None:
+                continue
+            gone = [name for name in over.names if shelf.expected.get(name) == over.number]
+            for name in gone:
+                del shelf.expected[name]
+            self._take_off(shelf, [name for name in gone if name not in shelf.known])
+
+    def _note(self, found: dict[WorkerRef, int], bits: int, num_blocks: int) -> None:
+        while bits:
+            bit = bits & -bits
+            bits ^= bit
+            shelf = self._by_bit[bit]
+            found[shelf.ref] = num_blocks * shelf.block_size
+
+    def _take_off(self, shelf: _Shelf, names: Iterable[int]) -> None:
+        holders, bit = self._holders, shelf.bit
+        for name in names:
+            left = holders[name] & ~bit
+            if left:
+                holders[name] = left
+            else:
+                del holders[name]
