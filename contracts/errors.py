@@ -3,6 +3,8 @@
     DiptychError                      code                  retry elsewhere?
     ├── InvalidRequest                INVALID_ARGUMENT      no      names field, value and limit
     ├── ModelNotFound                 NOT_FOUND             no
+    ├── Unauthenticated               UNAUTHENTICATED       no      never says what was presented
+    ├── PermissionDenied              PERMISSION_DENIED     no      known, but not for this
     ├── Overloaded                    RESOURCE_EXHAUSTED    later
     ├── Unavailable                   UNAVAILABLE           yes
     │   └── WorkerLost                UNAVAILABLE           yes
@@ -36,6 +38,8 @@ class ErrorCode(StrEnum):
 
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
     NOT_FOUND = "NOT_FOUND"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
+    PERMISSION_DENIED = "PERMISSION_DENIED"
     RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
     UNAVAILABLE = "UNAVAILABLE"
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
@@ -75,6 +79,18 @@ class ModelNotFound(DiptychError):
     def __init__(self, model: str, known: tuple[str, ...]) -> None:
         super().__init__(f"model: {shown(model)} is not served here; known: {', '.join(known) or 'none'}")
         self.model = model[:_SHOWN_CHARS]
+
+
+class Unauthenticated(DiptychError):
+    """The caller did not prove who it is. The message never has what it presented."""
+
+    code = ErrorCode.UNAUTHENTICATED
+
+
+class PermissionDenied(DiptychError):
+    """The caller is known and may not do this."""
+
+    code = ErrorCode.PERMISSION_DENIED
 
 
 class Overloaded(DiptychError):

@@ -27,6 +27,8 @@ log = get_logger(__name__)
 
 _STATUS: Mapping[ErrorCode, tuple[int, str]] = {
     ErrorCode.INVALID_ARGUMENT: (400, "invalid_request_error"),
+    ErrorCode.UNAUTHENTICATED: (401, "invalid_request_error"),
+    ErrorCode.PERMISSION_DENIED: (403, "invalid_request_error"),
     ErrorCode.NOT_FOUND: (404, "invalid_request_error"),
     ErrorCode.DEADLINE_EXCEEDED: (408, "timeout_error"),
     ErrorCode.RESOURCE_EXHAUSTED: (429, "rate_limit_error"),
@@ -36,6 +38,8 @@ _STATUS: Mapping[ErrorCode, tuple[int, str]] = {
     ErrorCode.UNAVAILABLE: (503, "server_error"),
 }
 _CODES: Mapping[ErrorCode, str] = {
+    ErrorCode.UNAUTHENTICATED: "invalid_api_key",
+    ErrorCode.PERMISSION_DENIED: "permission_denied",
     ErrorCode.NOT_FOUND: "model_not_found",
     ErrorCode.DEADLINE_EXCEEDED: "request_timeout",
     ErrorCode.RESOURCE_EXHAUSTED: "overloaded",
@@ -53,6 +57,8 @@ def error_parts(error: DiptychError) -> tuple[int, bytes, dict[str, str]]:
     if isinstance(error, InvalidRequest) and "context of" in error.limit:
         code = "context_length_exceeded"
     headers = {}
+    if error.code is ErrorCode.UNAUTHENTICATED:
+        headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, Overloaded):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     return status, error_body(error.message, kind, param, code), headers

@@ -186,8 +186,8 @@ def as_exception(info: ErrorInfo) -> DiptychError:
             return Unavailable(info.message)
         case ErrorCode.FAILED_PRECONDITION | ErrorCode.NOT_FOUND:
             return TransferFailed(info.message)
-        case ErrorCode.INTERNAL:
-            return InternalError(info.message)
+        case ErrorCode.INTERNAL | ErrorCode.UNAUTHENTICATED | ErrorCode.PERMISSION_DENIED:
+            return InternalError(info.message)  # of the last two: it is the router whom it does not trust, not the client
 
 
 class _Shown(str):

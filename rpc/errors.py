@@ -26,7 +26,9 @@ from contracts.errors import (
     ModelNotFound,
     NoRoom,
     Overloaded,
+    PermissionDenied,
     RequestCancelled,
+    Unauthenticated,
     WorkerLost,
 )
 
@@ -74,6 +76,10 @@ def from_rpc_error(error: grpc.aio.AioRpcError, peer: str) -> DiptychError:
             return RequestCancelled(said)
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return Overloaded(said)
+        case grpc.StatusCode.UNAUTHENTICATED:
+            return Unauthenticated(said)
+        case grpc.StatusCode.PERMISSION_DENIED:
+            return PermissionDenied(said)
         case _:
             return InternalError(f"{peer}: {error.code().name}: {error.details()}")
 
