@@ -10,6 +10,7 @@ PACKAGES = (
     "cli",
     "contracts",
     "decode_service",
+    "diptych_client",
     "engine",
     "kernels",
     "kv_transfer",

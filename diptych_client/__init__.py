@@ -1,0 +1,57 @@
+"""A client for `diptych.v1.Inference` over gRPC: for threads (`Client`) and for asyncio (`AsyncClient`).
+
+    Client.generate(prompt, **options) ──▶ Stream ──▶ GenerateResponse, GenerateResponse, …
+                                              └────▶ answer(): the pieces joined
+
+It hides nothing: requests and responses are the messages of proto/diptych/v1/inference.proto, every field of a request is an
+option of the same name, the gRPC channel and call are at hand, and nothing is retried. Does not know the OpenAI API.
+"""
+
+from contracts.pb.diptych.v1.inference_pb2 import ChatMessage, GenerateRequest, GenerateResponse, Model
+from diptych_client.aio import AsyncClient, AsyncStream
+from diptych_client.answer import Answer, join
+from diptych_client.connect import Tls
+from diptych_client.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidArgument,
+    NotFound,
+    Overloaded,
+    PermissionDenied,
+    RpcFailed,
+    Unauthenticated,
+    Unavailable,
+    Violation,
+)
+from diptych_client.options import Options, Prompt, assistant, build_request, system, user
+from diptych_client.sync import Client, Stream
+
+__all__ = [
+    "Answer",
+    "AsyncClient",
+    "AsyncStream",
+    "Cancelled",
+    "ChatMessage",
+    "Client",
+    "DeadlineExceeded",
+    "GenerateRequest",
+    "GenerateResponse",
+    "InvalidArgument",
+    "Model",
+    "NotFound",
+    "Options",
+    "Overloaded",
+    "PermissionDenied",
+    "Prompt",
+    "RpcFailed",
+    "Stream",
+    "Tls",
+    "Unauthenticated",
+    "Unavailable",
+    "Violation",
+    "assistant",
+    "build_request",
+    "join",
+    "system",
+    "user",
+]

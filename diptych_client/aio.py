@@ -1,0 +1,122 @@
+"""The client for asyncio, with the same names as `diptych_client.sync`.
+
+    async with AsyncClient("127.0.0.1:50051") as client:
+        async for piece in client.generate("Once upon a time", max_tokens=32, timeout_s=10):
+            print(piece.text, end="", flush=True)
+
+A task that is cancelled while it reads a stream cancels the call with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Self, Unpack
+
+import grpc
+
+from contracts.pb.diptych.v1 import inference_pb2 as pb
+from contracts.pb.diptych.v1 import inference_pb2_grpc
+from diptych_client.answer import Answer, join
+from diptych_client.connect import Metadata, Tls, call_metadata, channel_options
+from diptych_client.errors import Cancelled, as_failure
+from diptych_client.options import Options, Prompt, build_request
+
+_Call = grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]
+
+
+class AsyncStream:
+    """One running call. Iterate it once; `call` is gRPC's own object, `request` the message that was sent."""
+
+    def __init__(self, call: _Call, request: pb.GenerateRequest) -> None:
+        self.call = call
+        self.request = request
+        self._cancelled = False
+
+    async def __aiter__(self) -> AsyncIterator[pb.GenerateResponse]:
+        """The pieces as they come. Raises RpcFailed."""
+        try:
+            async for piece in self.call:
+                yield piece
+        except grpc.aio.AioRpcError as error:
+            raise as_failure(error) from error
+        except asyncio.CancelledError as error:
+            if self._cancelled:  # gRPC raises this also where nobody cancelled the task that reads
+                raise Cancelled(grpc.StatusCode.CANCELLED, "cancelled here") from error
+            raise
+        finally:
+            self.call.cancel()
+
+    async def answers(self) -> list[Answer]:
+        """All answers, joined from the pieces that are still to come. Raises RpcFailed."""
+        return join([piece async for piece in self])
+
+    async def answer(self) -> Answer:
+        """The first answer, for requests of one. Raises RpcFailed."""
+        return (await self.answers())[0]
+
+    def cancel(self) -> None:
+        """End the call, at any moment."""
+        self._cancelled = True
+        self.call.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+
+class AsyncClient:
+    """A connection to the router at `address` (host:port). Owns `channel`, which `close` gives back.
+
+    Made and used in one running event loop.
+    """
+
+    def __init__(self, address: str, *, api_key: str | None = None, tls: Tls | None = None) -> None:
+        """Connects when it is first used. `tls` None speaks in the clear."""
+        options = channel_options(tls)
+        self.channel = (
+            grpc.aio.insecure_channel(address, options)
+            if tls is None
+            else grpc.aio.secure_channel(address, tls.credentials, options)
+        )
+        self._stub: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(self.channel)
+        self._api_key = api_key
+
+    def generate(
+        self, prompt: Prompt, *, timeout_s: float | None = None, metadata: Metadata = (), **options: Unpack[Options]
+    ) -> AsyncStream:
+        """Start a request; it runs already when this returns. `timeout_s` is its whole time; None: the server's limit."""
+        return self.send(build_request(prompt, **options), timeout_s=timeout_s, metadata=metadata)
+
+    def send(
+        self, request: pb.GenerateRequest, *, timeout_s: float | None = None, metadata: Metadata = ()
+    ) -> AsyncStream:
+        """The same with a message of one's own."""
+        call = self._stub.Generate(request, timeout=timeout_s, metadata=call_metadata(self._api_key, metadata))
+        return AsyncStream(call, request)
+
+    async def models(self, *, timeout_s: float | None = 10.0) -> list[pb.Model]:
+        """What is served. Raises RpcFailed."""
+        request = pb.ListModelsRequest()
+        try:
+            answer = await self._stub.ListModels(request, timeout=timeout_s, metadata=call_metadata(self._api_key, ()))
+        except grpc.aio.AioRpcError as error:
+            raise as_failure(error) from error
+        return list(answer.models)
+
+    async def close(self) -> None:
+        """End every call and the connection. Idempotent."""
+        await self.channel.close(None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
