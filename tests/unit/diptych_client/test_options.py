@@ -39,7 +39,9 @@ def test_an_option_sets_its_field_and_no_other(name):
     request = build_request("text", **{name: value_of(name)})
     where = request.sampling if name in types_pb2.SamplingParams.DESCRIPTOR.fields_by_name else request
     got = getattr(where, name)
-    assert (dict(got) if name == "logit_bias" else list(got) if isinstance(value_of(name), list) else got) == value_of(name)
+    assert (dict(got) if name == "logit_bias" else list(got) if isinstance(value_of(name), list) else got) == value_of(
+        name
+    )
     assert {f.name for f, _ in request.ListFields()} == {"text", "sampling", *({name} if where is request else ())}
     assert {f.name for f, _ in request.sampling.ListFields()} == (set() if where is request else {name})
 

@@ -26,7 +26,23 @@ if _version_not_supported:
 
 
 class InferenceStub(object):
-    """The router's door for gRPC clients. Errors are gRPC statuses; INVALID_ARGUMENT carries google.rpc.BadRequest with the field.
+    """The router's door for gRPC clients. `diptych_client` is a typed Python client of it; server reflection is on.
+
+    Deadlines: a call's deadline is the request's whole time, queues included. When it passes, whatever the request holds on any
+    worker is freed; a call without one gets the router's own limit. Cancelling a call does the same at once.
+
+    Metadata a call may carry: `authorization: Bearer KEY` where the router has API keys; `traceparent` (W3C), passed on as it
+    came; `x-session-id`, to keep a conversation on one worker where the router's policy heeds it.
+
+    Errors are google.rpc.Status in `grpc-status-details-bin`, each with ErrorInfo (domain "diptych", reason: the error's name):
+    INVALID_ARGUMENT     a field is wrong; BadRequest.field_violations name it, its value and its limit
+    UNAUTHENTICATED      no key, or one that is not known
+    PERMISSION_DENIED    the key may not do this
+    NOT_FOUND            no such model
+    RESOURCE_EXHAUSTED   the queue is full or the key's rate is used up; RetryInfo says when to come back
+    DEADLINE_EXCEEDED    the deadline passed
+    UNAVAILABLE          no worker can take it, after the router tried others; also while the router stops
+    INTERNAL             a fault of this server, in its log under the request's id
     """
 
     def __init__(self, channel):
@@ -48,11 +64,28 @@ class InferenceStub(object):
 
 
 class InferenceServicer(object):
-    """The router's door for gRPC clients. Errors are gRPC statuses; INVALID_ARGUMENT carries google.rpc.BadRequest with the field.
+    """The router's door for gRPC clients. `diptych_client` is a typed Python client of it; server reflection is on.
+
+    Deadlines: a call's deadline is the request's whole time, queues included. When it passes, whatever the request holds on any
+    worker is freed; a call without one gets the router's own limit. Cancelling a call does the same at once.
+
+    Metadata a call may carry: `authorization: Bearer KEY` where the router has API keys; `traceparent` (W3C), passed on as it
+    came; `x-session-id`, to keep a conversation on one worker where the router's policy heeds it.
+
+    Errors are google.rpc.Status in `grpc-status-details-bin`, each with ErrorInfo (domain "diptych", reason: the error's name):
+    INVALID_ARGUMENT     a field is wrong; BadRequest.field_violations name it, its value and its limit
+    UNAUTHENTICATED      no key, or one that is not known
+    PERMISSION_DENIED    the key may not do this
+    NOT_FOUND            no such model
+    RESOURCE_EXHAUSTED   the queue is full or the key's rate is used up; RetryInfo says when to come back
+    DEADLINE_EXCEEDED    the deadline passed
+    UNAVAILABLE          no worker can take it, after the router tried others; also while the router stops
+    INTERNAL             a fault of this server, in its log under the request's id
     """
 
     def Generate(self, request, context):
-        """Generates from a prompt and streams the answer. Cancelling the call frees everything the request holds.
+        """Generates from a prompt and streams the answer. Cancelling the call frees everything the request holds. An error may also come
+        after some pieces, as the status of the call; those pieces hold.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +120,23 @@ def add_InferenceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Inference(object):
-    """The router's door for gRPC clients. Errors are gRPC statuses; INVALID_ARGUMENT carries google.rpc.BadRequest with the field.
+    """The router's door for gRPC clients. `diptych_client` is a typed Python client of it; server reflection is on.
+
+    Deadlines: a call's deadline is the request's whole time, queues included. When it passes, whatever the request holds on any
+    worker is freed; a call without one gets the router's own limit. Cancelling a call does the same at once.
+
+    Metadata a call may carry: `authorization: Bearer KEY` where the router has API keys; `traceparent` (W3C), passed on as it
+    came; `x-session-id`, to keep a conversation on one worker where the router's policy heeds it.
+
+    Errors are google.rpc.Status in `grpc-status-details-bin`, each with ErrorInfo (domain "diptych", reason: the error's name):
+    INVALID_ARGUMENT     a field is wrong; BadRequest.field_violations name it, its value and its limit
+    UNAUTHENTICATED      no key, or one that is not known
+    PERMISSION_DENIED    the key may not do this
+    NOT_FOUND            no such model
+    RESOURCE_EXHAUSTED   the queue is full or the key's rate is used up; RetryInfo says when to come back
+    DEADLINE_EXCEEDED    the deadline passed
+    UNAVAILABLE          no worker can take it, after the router tried others; also while the router stops
+    INTERNAL             a fault of this server, in its log under the request's id
     """
 
     @staticmethod

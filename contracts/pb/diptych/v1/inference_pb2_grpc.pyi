@@ -58,7 +58,24 @@ _InferenceListModelsType = typing_extensions.TypeVar(
 )
 
 class InferenceStub(typing.Generic[_InferenceGenerateType, _InferenceListModelsType]):
-    """The router's door for gRPC clients. Errors are gRPC statuses; INVALID_ARGUMENT carries google.rpc.BadRequest with the field."""
+    """The router's door for gRPC clients. `diptych_client` is a typed Python client of it; server reflection is on.
+
+    Deadlines: a call's deadline is the request's whole time, queues included. When it passes, whatever the request holds on any
+    worker is freed; a call without one gets the router's own limit. Cancelling a call does the same at once.
+
+    Metadata a call may carry: `authorization: Bearer KEY` where the router has API keys; `traceparent` (W3C), passed on as it
+    came; `x-session-id`, to keep a conversation on one worker where the router's policy heeds it.
+
+    Errors are google.rpc.Status in `grpc-status-details-bin`, each with ErrorInfo (domain "diptych", reason: the error's name):
+      INVALID_ARGUMENT     a field is wrong; BadRequest.field_violations name it, its value and its limit
+      UNAUTHENTICATED      no key, or one that is not known
+      PERMISSION_DENIED    the key may not do this
+      NOT_FOUND            no such model
+      RESOURCE_EXHAUSTED   the queue is full or the key's rate is used up; RetryInfo says when to come back
+      DEADLINE_EXCEEDED    the deadline passed
+      UNAVAILABLE          no worker can take it, after the router tried others; also while the router stops
+      INTERNAL             a fault of this server, in its log under the request's id
+    """
 
     @typing.overload
     def __init__(self: InferenceStub[
@@ -85,7 +102,9 @@ class InferenceStub(typing.Generic[_InferenceGenerateType, _InferenceListModelsT
     ], channel: grpc.aio.Channel) -> None: ...
 
     Generate: _InferenceGenerateType
-    """Generates from a prompt and streams the answer. Cancelling the call frees everything the request holds."""
+    """Generates from a prompt and streams the answer. Cancelling the call frees everything the request holds. An error may also come
+    after some pieces, as the status of the call; those pieces hold.
+    """
 
     ListModels: _InferenceListModelsType
     """The models this deployment serves."""
@@ -102,7 +121,24 @@ InferenceAsyncStub: typing_extensions.TypeAlias = InferenceStub[
 ]
 
 class InferenceServicer(metaclass=abc.ABCMeta):
-    """The router's door for gRPC clients. Errors are gRPC statuses; INVALID_ARGUMENT carries google.rpc.BadRequest with the field."""
+    """The router's door for gRPC clients. `diptych_client` is a typed Python client of it; server reflection is on.
+
+    Deadlines: a call's deadline is the request's whole time, queues included. When it passes, whatever the request holds on any
+    worker is freed; a call without one gets the router's own limit. Cancelling a call does the same at once.
+
+    Metadata a call may carry: `authorization: Bearer KEY` where the router has API keys; `traceparent` (W3C), passed on as it
+    came; `x-session-id`, to keep a conversation on one worker where the router's policy heeds it.
+
+    Errors are google.rpc.Status in `grpc-status-details-bin`, each with ErrorInfo (domain "diptych", reason: the error's name):
+      INVALID_ARGUMENT     a field is wrong; BadRequest.field_violations name it, its value and its limit
+      UNAUTHENTICATED      no key, or one that is not known
+      PERMISSION_DENIED    the key may not do this
+      NOT_FOUND            no such model
+      RESOURCE_EXHAUSTED   the queue is full or the key's rate is used up; RetryInfo says when to come back
+      DEADLINE_EXCEEDED    the deadline passed
+      UNAVAILABLE          no worker can take it, after the router tried others; also while the router stops
+      INTERNAL             a fault of this server, in its log under the request's id
+    """
 
     @abc.abstractmethod
     def Generate(
@@ -110,7 +146,9 @@ class InferenceServicer(metaclass=abc.ABCMeta):
         request: contracts.pb.diptych.v1.inference_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[contracts.pb.diptych.v1.inference_pb2.GenerateResponse], collections.abc.AsyncIterator[contracts.pb.diptych.v1.inference_pb2.GenerateResponse]]:
-        """Generates from a prompt and streams the answer. Cancelling the call frees everything the request holds."""
+        """Generates from a prompt and streams the answer. Cancelling the call frees everything the request holds. An error may also come
+        after some pieces, as the status of the call; those pieces hold.
+        """
 
     @abc.abstractmethod
     def ListModels(
