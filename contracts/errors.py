@@ -7,7 +7,8 @@
     ├── PermissionDenied              PERMISSION_DENIED     no      known, but not for this
     ├── Overloaded                    RESOURCE_EXHAUSTED    later
     ├── Unavailable                   UNAVAILABLE           yes
-    │   └── WorkerLost                UNAVAILABLE           yes
+    │   ├── WorkerLost                UNAVAILABLE           yes
+    │   └── RetriesSpent              UNAVAILABLE           later   so much fails that no more is tried again
     ├── Draining                      UNAVAILABLE           yes     no failure: a worker that is about to stop says so
     ├── DeadlineExceeded              DEADLINE_EXCEEDED     no
     ├── RequestCancelled              CANCELLED             no
@@ -112,6 +113,13 @@ class Unavailable(DiptychError):
 
 class WorkerLost(Unavailable):
     """A worker went away while it had the request."""
+
+
+class RetriesSpent(Unavailable):
+    """So many requests fail that this one is not tried again; come back after `retry_after_s`."""
+
+    retryable = False
+    retry_after_s: float = 1.0  # of the class, too: an error is rebuilt from a status without its constructor
 
 
 class Draining(DiptychError):

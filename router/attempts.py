@@ -35,6 +35,7 @@ from contracts.errors import (
 from contracts.prefill import FirstTokens, HandedOff, HandoffFailed, Target
 from contracts.request import TokenDelta
 from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
+from router.breakers import Trial
 from router.choice import Chooser
 from router.config import RetryConfig
 from router.exchange import Route
@@ -49,7 +50,8 @@ from router.legs import (
 )
 from router.pairs import Pair, Verdicts
 from router.pools import Claim, Pools
-from router.progress import Progress, as_exception
+from router.progress import Progress, as_exception, may_retry
+from router.retry_budget import RetryBudget
 
 _BOOKS_S = 0.5  # how long a finished answer waits for the prefill worker's account of the hand-off
 
@@ -57,7 +59,7 @@ _BOOKS_S = 0.5  # how long a finished answer waits for the prefill worker's acco
 @dataclass(frozen=True, slots=True)
 class Means:
     """What every attempt works with. `new_id` makes ids that are unique for ever; `halt` ends all attempts at once;
-    `verdicts` hears how hand-offs end.
+    `verdicts` hears how hand-offs end, `budget` is what all requests together may retry.
     """
 
     pools: Pools
@@ -67,6 +69,7 @@ class Means:
     new_id: Callable[[], str]
     halt: Halt
     verdicts: Verdicts
+    budget: RetryBudget
 
 
 class Alarms:
@@ -78,20 +81,18 @@ class Alarms:
         self._tasks: list[asyncio.Task[None]] = []
         self._unlisten = halt.listen(lambda reason: inbox.put_nowait(TimeUp(reason)))
 
-    def set(self, delay_s: float, error: DiptychError | None) -> None:
-        """Put TimeUp(error) into the inbox after `delay_s`."""
-        self._tasks.append(asyncio.ensure_future(self._ring(delay_s, error)))
+    def set(self, delay_s: float, error: DiptychError | None) -> Callable[[], object]:
+        """Put TimeUp(error) into the inbox after `delay_s`; what silences this one timer comes back."""
+        task = asyncio.ensure_future(self._ring(delay_s, error))
+        self._tasks.append(task)
+        return task.cancel
 
     def cancel(self) -> None:
         """None of them rings any more."""
-        self.cancel_timers()
-        self._unlisten()
-
-    def cancel_timers(self) -> None:
-        """Only the halt rings from now on, and timers that are set anew."""
         for task in self._tasks:
             task.cancel()
         self._tasks.clear()
+        self._unlisten()
 
     async def _ring(self, delay_s: float, error: DiptychError | None) -> None:
         await self._clock.sleep(delay_s)
@@ -126,13 +127,13 @@ class Alone:
             while True:
                 match await inbox.get():
                     case DecodeTokens(delta):
-                        claim.computed()
                         if delta.error is not None:
-                            raise _judged(as_exception(delta.error), self._decode.ref, self._means, self._progress)
+                            raise self._judged(as_exception(delta.error), claim)
+                        claim.computed()
                         self._progress.prompt_cached.set()
                         yield delta
                     case DecodeLost(_, error):
-                        raise _judged(error, self._decode.ref, self._means, self._progress)
+                        raise self._judged(error, claim)
                     case TimeUp(error):
                         raise error or _deadline()
                     case event:
@@ -141,6 +142,10 @@ class Alone:
             session.cancel(request.request_id)
             claim.release()
             alarms.cancel()
+
+    def _judged(self, error: DiptychError, claim: Claim) -> DiptychError:
+        claim.trial.failed(error)
+        return _judged(error, self._decode.ref, self._means, self._progress)
 
 
 class HandOver:
@@ -154,6 +159,7 @@ class HandOver:
         self._alarms = Alarms(means.clock, self._inbox, means.halt)
         self._leg = means.pools.prefill_leg(prefill.ref, self._inbox)
         self._target = Target(means.new_id(), decode.ref, decode.address)
+        self._prefill_trial: Trial | None = None
         self._decode_claim: Claim | None = None
         self._first_came = False
         self._committed = False
@@ -161,6 +167,9 @@ class HandOver:
         self._decode_error: DiptychError | None = None
         self._given_up: dict[str, DiptychError] = {}  # hand-off id → why another was begun instead
         self._unheard: set[str] = set()  # those of them that the prefill worker has not acknowledged yet
+        # What silences the wait for its acknowledgement, and for its word on why a hand-off failed.
+        self._unheard_alarm: Callable[[], object] = lambda: None
+        self._verdict_alarm: Callable[[], object] = lambda: None
         self._early: list[TokenDelta] = []  # decode's news that must wait for news of the prefill worker
 
     async def deltas(self) -> AsyncGenerator[TokenDelta, None]:
@@ -172,6 +181,7 @@ class HandOver:
             request.num_tokens,
             lambda error: self._inbox.put_nowait(PrefillEnded(error)),
         )
+        self._prefill_trial = claim.trial
         try:
             self._alarms.set(self._progress.time_left_s, _deadline())
             self._attach()
@@ -219,7 +229,7 @@ class HandOver:
     def _on_first(self, delta: TokenDelta) -> Sequence[TokenDelta]:
         self._first_came = True
         if delta.error is not None:
-            raise _judged(as_exception(delta.error), self._prefill.ref, self._means, self._progress)
+            raise self._prefill_judged(as_exception(delta.error))
         if delta.finish_reason is None:
             delta = replace(delta, stages=None)  # they come again, whole, with the hand-off
         return (delta, *self._held_back())
@@ -231,8 +241,7 @@ class HandOver:
             self._on_decode_failed(as_exception(delta.error), lost=False)
             return ()
         self._hear(set())
-        self._committed = True
-        self._progress.prompt_cached.set()
+        self._take_commit()
         self._early.append(delta)
         return self._held_back()
 
@@ -251,13 +260,19 @@ class HandOver:
             raise self._given_up[event.handoff_id]
         if event.handoff_id != self._target.handoff_id:
             raise InternalError(f"hand-off {event.handoff_id} succeeded, which is not the one that was asked for")
-        self._committed = self._settled = True
-        self._progress.prompt_cached.set()
+        self._take_commit()
+        self._settled = True
         self._means.verdicts.worked(self._pair)
         self._progress.handoff = event.stats
         self._progress.stages = self._progress.stages.merged(event.stages)
         if self._decode_error is not None:
             raise self._decode_error
+
+    def _take_commit(self) -> None:
+        self._committed = True
+        self._progress.prompt_cached.set()
+        if self._decode_claim is not None:
+            self._decode_claim.computed()
 
     def _on_prefill_ended(self, error: DiptychError | None) -> None:
         if self._committed and self._first_came:  # decode has all it needs
@@ -265,13 +280,16 @@ class HandOver:
             return
         ref = self._prefill.ref
         error = error or InternalError(f"prefill worker {ref.worker_id} ended the call without an outcome")
-        error = _judged(error, ref, self._means, self._progress)
+        error = self._prefill_judged(error)
         if isinstance(error, Unavailable):
             self._means.pools.suspect(ref)
         raise error
 
     def _on_decode_failed(self, error: DiptychError, *, lost: bool) -> None:
         """The KV is still at the prefill worker: a second push is cheaper than a second prefill. Raises after the commit."""
+        # Of a worker that is there, a failed hand-off is the pair's: its breaker hears only of what is surely its own.
+        if self._decode_claim is not None and (lost or self._committed or isinstance(error, InternalError)):
+            self._decode_claim.trial.failed(error)
         error = _judged(error, self._target.decode, self._means, self._progress)
         if self._committed:
             raise error
@@ -281,12 +299,12 @@ class HandOver:
             error = Unavailable(error.message)
         if lost or not isinstance(error, RequestCancelled):
             before = self._target.handoff_id
-            self._aim_elsewhere(error)
+            self._aim_elsewhere(error, with_worker=lost)
             self._unheard.add(before)
-            self._alarms.set(self._means.retry.handoff_verdict_s, _said_already(error))
+            self._unheard_alarm = self._alarms.set(self._means.retry.handoff_verdict_s, _said_already(error))
         elif self._decode_error is None:  # the prefill worker gave it up, and is about to say why
             self._decode_error = error
-            self._alarms.set(self._means.retry.handoff_verdict_s, error)
+            self._verdict_alarm = self._alarms.set(self._means.retry.handoff_verdict_s, error)
 
     def _on_handoff_failed(self, event: HandoffFailed) -> None:
         self._hear(self._unheard - {event.handoff_id})
@@ -302,12 +320,12 @@ class HandOver:
     def _hear(self, unheard: set[str]) -> None:
         """The prefill worker goes along: its word is awaited for no other hand-offs than these any more."""
         if self._unheard and not unheard:
-            self._alarms.cancel_timers()
-            self._alarms.set(self._progress.time_left_s, _deadline())
+            self._unheard_alarm()
         self._unheard = unheard
 
-    def _aim_elsewhere(self, error: DiptychError) -> None:
-        """Aim at another decode worker, or at the same again when there is no other. Raises when that was tried enough.
+    def _aim_elsewhere(self, error: DiptychError, *, with_worker: bool = False) -> None:
+        """Aim at another decode worker, or at the same again when there is no other. Raises when that was tried enough,
+        or where there is none: then the failure is counted by whoever makes another attempt, once.
 
         The prefill worker may not know yet that the hand-off has failed: then it gives it up because of this.
         """
@@ -316,19 +334,26 @@ class HandOver:
             progress.num_handoff_failures += 1
             if progress.num_handoff_failures > self._means.retry.max_handoff_failures:
                 raise error
-        progress.fail(error)
         decode = self._means.chooser.decode_for(self._prefill.ref, progress)
-        if decode is None:
+        if decode is None and may_retry(error):
             why = f"no decode worker is ready to take the hand-off: {error.message}"
-            raise Draining(why) if isinstance(error, Draining) else Unavailable(why)
+            raise type(error)(why) if isinstance(error, Draining | WorkerLost) else Unavailable(why)
+        progress.fail(error, with_worker=with_worker)
+        if decode is None:
+            raise error
         self._detach()
         self._given_up[self._target.handoff_id] = _said_already(error)
         self._target = Target(self._means.new_id(), decode.ref, decode.address)
         self._decode_error = None
-        self._alarms.cancel_timers()
-        self._alarms.set(progress.time_left_s, _deadline())
+        self._verdict_alarm()
+        self._unheard_alarm()
         self._attach()
         self._leg.retarget(self._target)
+
+    def _prefill_judged(self, error: DiptychError) -> DiptychError:
+        if self._prefill_trial is not None:
+            self._prefill_trial.failed(error)
+        return _judged(error, self._prefill.ref, self._means, self._progress)
 
     @property
     def _pair(self) -> Pair:

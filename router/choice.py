@@ -92,8 +92,8 @@ class Chooser:
 
 
 def _fresh(pool: Sequence[Candidate], progress: Progress) -> list[Candidate]:
-    """Those that have not failed the request."""
-    return [c for c in pool if c.info.ref not in progress.avoid]
+    """Those that have not failed the request, nor others so often that their breaker is open."""
+    return [c for c in pool if c.info.ref not in progress.avoid and not c.doubtful]
 
 
 def _has_room(candidate: Candidate, pool: Sequence[Candidate]) -> bool:

@@ -33,10 +33,59 @@ class HttpConfig:
 class AdmissionConfig:
     """How many answers are made at once (a request of `n` counts n), and how many requests may wait besides; over both a
     client gets 429.
+
+    `max_waiting_tokens` bounds those that wait by about what prompts and answers take together, `max_wait_s` by how long a
+    newcomer would wait; None bounds neither. Who is sent away is told to come back after at most `max_retry_after_s`. One
+    turn in `ageing_turn` goes to a worse priority that has waited for more than `ageing_s`.
     """
 
     max_running: int = 256
     max_waiting: int = 1024
+    max_waiting_tokens: int | None = None
+    max_wait_s: float | None = None
+    max_retry_after_s: float = 60.0
+    ageing_s: float = 10.0
+    ageing_turn: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsConfig:
+    """What one caller may use per minute where its key does not say otherwise; None is no limit.
+
+    Who has used nothing for `burst_s` may use at once what that time allows.
+    """
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    burst_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class RetryBudgetConfig:
+    """What all requests together may retry within `window_s` seconds: `ratio` of the requests begun, and `min_per_s`."""
+
+    ratio: float = 0.2
+    min_per_s: float = 10.0
+    window_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerConfig:
+    """When a worker's breaker opens (`router.breakers`); seconds, counts and shares.
+
+    After `failures_in_a_row`, or when of at least `min_requests` that ended within `window_s` the share `failure_share`
+    failed. It rests for `open_s`, twice as long each time up to `max_open_s`, each give or take the share `jitter`.
+    A probe that has said nothing for `probe_timeout_s` makes way for another.
+    """
+
+    window_s: float = 10.0
+    min_requests: int = 10
+    failure_share: float = 0.5
+    failures_in_a_row: int = 5
+    open_s: float = 1.0
+    max_open_s: float = 30.0
+    jitter: float = 0.2
+    probe_timeout_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +109,7 @@ class RetryConfig:
     worker_wait_s: float = 30.0
     first_worker_wait_s: float = 10.0
     handoff_verdict_s: float = 3.0
+    budget: RetryBudgetConfig = field(default_factory=RetryBudgetConfig)  # of the whole router, not of one request
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +171,12 @@ class RouterConfig:
     grpc: ServerConfig = field(default_factory=lambda: ServerConfig(port=50051))
     channel: ChannelConfig = field(default_factory=ChannelConfig)
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
     retry: RetryConfig = field(default_factory=RetryConfig)
     policies: PolicyConfig = field(default_factory=PolicyConfig)
     registry: RegistryConfig = field(default_factory=RegistryConfig)
     canary: CanaryConfig = field(default_factory=CanaryConfig)
+    breaker: BreakerConfig = field(default_factory=BreakerConfig)
     request_timeout_s: float = 600.0
     drain_timeout_s: float = 30.0
 
@@ -134,7 +186,14 @@ class RouterConfig:
             "http.max_body_bytes": self.http.max_body_bytes,
             "http.stall_s": self.http.stall_s,
             "admission.max_running": self.admission.max_running,
+            "admission.ageing_turn": self.admission.ageing_turn,
+            "limits.burst_s": self.limits.burst_s,
             "registry.ttl_s": self.registry.ttl_s,
+            "breaker.window_s": self.breaker.window_s,
+            "breaker.failures_in_a_row": self.breaker.failures_in_a_row,
+            "breaker.failure_share": self.breaker.failure_share,
+            "breaker.open_s": self.breaker.open_s,
+            "retry.budget.window_s": self.retry.budget.window_s,
             "canary.spacing_s": self.canary.spacing_s,
             "canary.timeout_s": self.canary.timeout_s,
             "canary.retry_s": self.canary.retry_s,

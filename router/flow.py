@@ -35,7 +35,8 @@ class Flow:
 
     def start(self, job: Job, beside: Progress | None = None) -> Progress:
         """The books of a new job, to be passed to `deltas` and read when it ends; `beside` is an answer to the same prompt."""
-        return Progress(job, self._means.clock, self._means.retry, beside)
+        self._means.budget.asked()
+        return Progress(job, self._means.clock, self._means.retry, beside, self._means.budget)
 
     async def deltas(self, progress: Progress) -> AsyncGenerator[TokenDelta, None]:
         """The answer's tokens, each once and in order; the last delta has a finish_reason of STOP or LENGTH.

@@ -18,7 +18,7 @@ from dataclasses import replace
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from contracts.errors import DiptychError, ErrorCode, InternalError, InvalidRequest, Overloaded
+from contracts.errors import DiptychError, ErrorCode, InternalError, InvalidRequest, Overloaded, RetriesSpent
 from observability.log import get_logger
 from router.exchange import Piece
 from router.openai_format import DONE, Format, error_body, event
@@ -59,7 +59,7 @@ def error_parts(error: DiptychError) -> tuple[int, bytes, dict[str, str]]:
     headers = {}
     if error.code is ErrorCode.UNAUTHENTICATED:
         headers["WWW-Authenticate"] = "Bearer"
-    if isinstance(error, Overloaded):
+    if isinstance(error, Overloaded | RetriesSpent):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     return status, error_body(error.message, kind, param, code), headers
 

@@ -25,6 +25,7 @@ class Candidate:
     load: WorkerLoad
     num_inflight: int = 0  # requests
     num_inflight_tokens: int = 0  # prompt tokens whose first token has not come
+    doubtful: bool = False  # its breaker is open: only where there is no other
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ import grpc
 from contracts.errors import DiptychError, Unavailable
 from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
 from observability.log import get_logger
+from router.breakers import Breakers
 from router.legs import DecodeSession, Inbox, PrefillLeg
 from router.policies import Candidate
 from router.registry import Change, ChangeKind, Registry
@@ -53,6 +54,7 @@ class Claim:
         self._num_tokens = num_tokens
         self._on_stall = on_stall
         self._held = True
+        self.trial = pools.breakers.begin(ref)  # what the worker's breaker hears of this request
         pools.burden(ref, 1, num_tokens)
         pools.claims.setdefault(ref, set()).add(self)
 
@@ -64,7 +66,8 @@ class Claim:
         return on_stall is not None
 
     def computed(self) -> None:
-        """The prompt's tokens are no work any more."""
+        """The worker has made something: the prompt's tokens are no work any more."""
+        self.trial.worked()
         if self._num_tokens:
             num_tokens, self._num_tokens = self._num_tokens, 0
             self._pools.burden(self._ref, 0, -num_tokens)
@@ -73,6 +76,7 @@ class Claim:
         """The request burdens the worker no more."""
         if self._held:
             self._held = False
+            self.trial.end()
             num_tokens, self._num_tokens = self._num_tokens, 0
             self._pools.burden(self._ref, -1, -num_tokens)
             claims = self._pools.claims[self._ref]
@@ -84,8 +88,12 @@ class Claim:
 class Pools:
     """Owns the channels and sessions to all workers of the registry; `close` gives them back. `claims` are who has what."""
 
-    def __init__(self, registry: Registry, config: ChannelConfig, opener: ChannelOpener = open_channel) -> None:
+    def __init__(
+        self, registry: Registry, breakers: Breakers, config: ChannelConfig, opener: ChannelOpener = open_channel
+    ) -> None:
         """`opener` makes the channel to each worker."""
+        self.breakers = breakers
+        registry.subscribe(breakers.on_change)
         self._registry = registry
         self._config = config
         self._opener = opener
@@ -100,7 +108,9 @@ class Pools:
         for worker in self._registry.ready(kind):
             peer = self._peers.get(worker.info.ref)
             if peer is not None and not peer.leaving:
-                found.append(Candidate(worker.info, worker.load, peer.num_inflight, peer.num_inflight_tokens))
+                doubtful = not self.breakers.offers(worker.info.ref)
+                inflight = peer.num_inflight, peer.num_inflight_tokens
+                found.append(Candidate(worker.info, worker.load, *inflight, doubtful))
         return tuple(found)
 
     def absent_s(self, kind: WorkerKind) -> float:

@@ -20,6 +20,7 @@ from contracts.errors import (
     InvalidRequest,
     Overloaded,
     RequestCancelled,
+    RetriesSpent,
     TransferFailed,
     Unavailable,
     WorkerLost,
@@ -31,6 +32,7 @@ from observability.log import get_logger
 from observability.stages import HandoffStats, StageTimes
 from router.config import RetryConfig
 from router.exchange import Route
+from router.retry_budget import RetryBudget
 
 log = get_logger(__name__)
 _HARMLESS_TOKENS = 8  # who makes so many more in between is not what its workers die of
@@ -56,7 +58,15 @@ class Progress:
     `beside` is an answer to the same prompt, whose workers have its KV.
     """
 
-    def __init__(self, job: Job, clock: Clock, retry: RetryConfig, beside: Progress | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        clock: Clock,
+        retry: RetryConfig,
+        beside: Progress | None = None,
+        budget: RetryBudget | None = None,
+    ) -> None:
+        """`budget` is what all requests share, if this one may spend of it."""
         self.job = job
         self.token_ids: list[int] = []
         self.stages = StageTimes()
@@ -74,6 +84,9 @@ class Progress:
         self._beside = beside
         self._clock = clock
         self._retry = retry
+        self._budget = budget
+        self._computed_on: set[WorkerRef] = set()  # prompts: the workers that may have this request's own blocks cached
+        self._finds_own = False  # whether the attempt that runs may
         self._started_at = clock.now()
         self._heard = False  # whether any delta came
         # Set once the prompt's KV is known to be where an answer beside this one will look for it: on the worker that runs
@@ -105,8 +118,12 @@ class Progress:
         )
 
     def departed(self, route: Route) -> None:
-        """An attempt was sent off; the first one ends the time that routing took."""
+        """An attempt was sent off to the workers `at`; the first one ends the time that routing took."""
         self.route = route
+        computes = self.at.get(WorkerKind.PREFILL if route is Route.DISAGGREGATED else WorkerKind.DECODE)
+        self._finds_own = computes in self._computed_on
+        if computes is not None:
+            self._computed_on.add(computes)
         if self.stages.route_s == 0.0:
             self.stages = replace(self.stages, route_s=self._clock.now() - self._started_at)
 
@@ -122,15 +139,19 @@ class Progress:
         if delta.token_ids and delta.first_index != len(self.token_ids):
             raise InternalError(f"tokens out of order: expected index {len(self.token_ids)}, got {delta.first_index}")
         if not self._heard:
-            self.num_cached_tokens = delta.num_cached_tokens
+            # What an attempt before this one has left there is no hit of the user's, and how much that is nobody says.
+            self.num_cached_tokens = 0 if self._finds_own else delta.num_cached_tokens
         self._heard = True
         self.token_ids.extend(delta.token_ids)
         if delta.stages is not None:
             self.stages = self.stages.merged(delta.stages)
         return delta
 
-    def fail(self, error: DiptychError) -> bool:
-        """Count a failure; raise it when another attempt cannot help or the budget is spent. False for what is none."""
+    def fail(self, error: DiptychError, *, with_worker: bool = False) -> bool:
+        """Count a failure; raise it when another attempt cannot help or a budget is spent. False for what is none.
+
+        What goes on because its worker is gone (WorkerLost, or `with_worker`) costs nothing of the budget that all share.
+        """
         if error is self._end:
             raise error
         if isinstance(error, Draining):
@@ -144,7 +165,6 @@ class Progress:
             grown = len(self.token_ids) - self._tokens_at_death >= _HARMLESS_TOKENS
             self.num_worker_deaths = 1 + (0 if grown else self.num_worker_deaths)
             self._tokens_at_death = len(self.token_ids)
-        may_retry = error.retryable or isinstance(error, Overloaded | RequestCancelled)
         log.warning(
             "attempt failed",
             request_id=self.job.request_id,
@@ -156,11 +176,19 @@ class Progress:
         if self.num_worker_deaths > self._retry.max_worker_deaths:
             said = f"given up: {self.num_worker_deaths} workers in a row went away while they had this request"
             self._end = WorkerLost(f"{said}; the last: {error.message}")
-        elif not may_retry or self.num_failures > self._retry.max_failures:
+        elif not may_retry(error) or self.num_failures > self._retry.max_failures:
             self._end = error
+        elif not (with_worker or isinstance(error, WorkerLost) or self._budget is None or self._budget.spend()):
+            self._end = RetriesSpent(f"too much fails here for another try; the last: {error.message}")
+            self._end.retry_after_s = self._budget.retry_after_s()
         if self._end is not None:
             raise self._end
         return True
+
+
+def may_retry(error: DiptychError) -> bool:
+    """Whether another attempt can help."""
+    return error.retryable or isinstance(error, Overloaded | RequestCancelled)
 
 
 def as_exception(info: ErrorInfo) -> DiptychError:
@@ -187,7 +215,9 @@ def as_exception(info: ErrorInfo) -> DiptychError:
         case ErrorCode.FAILED_PRECONDITION | ErrorCode.NOT_FOUND:
             return TransferFailed(info.message)
         case ErrorCode.INTERNAL | ErrorCode.UNAUTHENTICATED | ErrorCode.PERMISSION_DENIED:
-            return InternalError(info.message)  # of the last two: it is the router whom it does not trust, not the client
+            return InternalError(
+                info.message
+            )  # of the last two: it is the router whom it does not trust, not the client
 
 
 class _Shown(str):

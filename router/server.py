@@ -21,6 +21,7 @@ from observability.log import get_logger
 from observability.metrics import RouterMetrics, WorkerSample
 from router.admission import Admission
 from router.attempts import Means
+from router.breakers import Breakers
 from router.canary import Canary
 from router.choice import Chooser
 from router.config import RouterConfig
@@ -36,6 +37,7 @@ from router.policies import make_policy
 from router.pools import Pools
 from router.registry import EmbeddedRegistry
 from router.relief import relieve
+from router.retry_budget import RetryBudget
 from router.service import Inference
 from rpc.server import RpcServer, join_address
 
@@ -60,7 +62,8 @@ class RouterServer:
         self._config = config
         self._clock = clock
         self._registry = EmbeddedRegistry(config.registry, config.model_name, clock)
-        self._pools = Pools(self._registry, config.channel)
+        self._breakers = Breakers(config.breaker, clock)
+        self._pools = Pools(self._registry, self._breakers, config.channel)
         self._admission = Admission(config.admission, clock)
         self._halt = Halt()
         card = load_model_card(config.model_dir, config.model_name)
@@ -72,7 +75,8 @@ class RouterServer:
         book = PairBook(config.canary, clock)
         self._registry.subscribe(book.on_change)
         chooser = Chooser(self._pools, policies, book)
-        means = Means(self._pools, chooser, clock, config.retry, new_id, self._halt, book)
+        budget = RetryBudget(config.retry.budget, clock)
+        means = Means(self._pools, chooser, clock, config.retry, new_id, self._halt, book, budget)
         self._canary = Canary(means, book, config.canary, metrics)
         self._health = Health(self._registry, chooser, book, self._admission)
         metrics.watch_bad_pairs(lambda: len(chooser.bad_pairs()))

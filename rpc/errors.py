@@ -3,8 +3,8 @@
     DiptychError ──to_status──▶ google.rpc.Status ──wire──▶ AioRpcError ──from_rpc_error──▶ the same DiptychError
 
 Every status carries ErrorInfo(reason = class name, domain, metadata = the error's own facts); InvalidRequest also
-BadRequest with the field, Overloaded and NoRoom also RetryInfo. A status without ErrorInfo was made by gRPC itself (connection
-refused, lost, timed out) or by a stranger, and is judged by its code. Does not know HTTP.
+BadRequest with the field; Overloaded, NoRoom and RetriesSpent also RetryInfo. A status without ErrorInfo was made by gRPC
+itself (connection refused, lost, timed out) or by a stranger, and is judged by its code. Does not know HTTP.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from contracts.errors import (
     Overloaded,
     PermissionDenied,
     RequestCancelled,
+    RetriesSpent,
     Unauthenticated,
     WorkerLost,
 )
@@ -49,7 +50,7 @@ def to_status(error: DiptychError) -> status_pb2.Status:
     if isinstance(error, InvalidRequest):
         violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=message)
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
-    if isinstance(error, (Overloaded, NoRoom)):
+    if isinstance(error, (Overloaded, NoRoom, RetriesSpent)):
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromNanoseconds(round(error.retry_after_s * 1e9))
         details.append(retry)
@@ -103,7 +104,7 @@ def _facts(error: DiptychError) -> dict[str, str]:
             return {"field": error.field, "value": error.value, "limit": error.limit}
         case ModelNotFound():
             return {"model": error.model}
-        case Overloaded() | NoRoom():
+        case Overloaded() | NoRoom() | RetriesSpent():
             return {"retry_after_s": repr(error.retry_after_s)}
         case LayoutMismatch():
             return {"field": error.field}
@@ -122,7 +123,7 @@ def _rebuild(kind: type[DiptychError], message: str, facts: Mapping[str, str]) -
             error.limit = facts.get("limit", "")
         case ModelNotFound():
             error.model = facts.get("model", "")
-        case Overloaded() | NoRoom():
+        case Overloaded() | NoRoom() | RetriesSpent():
             error.retry_after_s = _seconds(facts.get("retry_after_s", ""))
         case LayoutMismatch():
             error.field = facts.get("field", "")

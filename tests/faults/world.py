@@ -36,9 +36,10 @@ from observability.metrics import RouterMetrics
 from router.admission import Admission
 from router.answers import derived_seed
 from router.attempts import Means
+from router.breakers import Breakers
 from router.canary import Canary
 from router.choice import Chooser
-from router.config import AdmissionConfig, CanaryConfig, RegistryConfig, RetryConfig
+from router.config import AdmissionConfig, BreakerConfig, CanaryConfig, RegistryConfig, RetryConfig
 from router.exchange import Ask, TokenPrompt
 from router.flow import Flow
 from router.grpc_front import RegistryServicer
@@ -48,6 +49,7 @@ from router.pairs import PairBook
 from router.policies import make_policy
 from router.pools import Pools
 from router.registry import EmbeddedRegistry
+from router.retry_budget import RetryBudget
 from router.service import Inference
 from rpc.channel import ChannelConfig
 from tests.faults.channel import opener
@@ -135,14 +137,25 @@ class World:
         self.network.join(self.router)
         self.registry = EmbeddedRegistry(REGISTRY, MODEL_NAME, clock)
         registry_pb2_grpc.add_RegistryServicer_to_server(RegistryServicer(self.registry), self.router)
-        self.pools = Pools(self.registry, CHANNEL, opener(self.network, self.router))
+        self.pools = Pools(
+            self.registry, Breakers(BreakerConfig(), clock, self.rng), CHANNEL, opener(self.network, self.router)
+        )
         self.admission = Admission(AdmissionConfig(max_running=setup.max_running), clock)
         self.metrics = RouterMetrics(MODEL_NAME, list, lambda: (0, 0))
         policies = {kind: make_policy("least_loaded") for kind in WorkerKind}
         book = PairBook(setup.canaries, clock)
         self.registry.subscribe(book.on_change)
         chooser = Chooser(self.pools, policies, book)
-        means = Means(self.pools, chooser, clock, RETRY, lambda: f"id-{next(self._ids)}", Halt(), book)
+        means = Means(
+            self.pools,
+            chooser,
+            clock,
+            RETRY,
+            lambda: f"id-{next(self._ids)}",
+            Halt(),
+            book,
+            RetryBudget(RETRY.budget, clock),
+        )
         flow = Flow(means, self.metrics)
         self.service = Inference(model_card(), self.admission, flow, self.registry, clock, self.metrics)
         canary = Canary(means, book, setup.canaries, self.metrics)
