@@ -7,12 +7,23 @@ from pathlib import Path
 import pytest
 
 from engine.models.store import resolve_model
+from tests.redis_process import RedisProcess, require_redis_server
 
 
 @pytest.fixture(scope="session")
 def smollm2_dir() -> Path:
     """The real model, fetched and converted once per machine into the usual cache."""
     return resolve_model("smollm2-135m-instruct", None, print)
+
+
+@pytest.fixture
+def redis_process(tmp_path: Path) -> Iterator[RedisProcess]:
+    """A real Redis of this test's own, started and empty."""
+    require_redis_server()
+    process = RedisProcess(tmp_path)
+    process.start()
+    yield process
+    process.kill()
 
 
 @pytest.fixture(autouse=True)

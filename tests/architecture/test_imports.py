@@ -15,6 +15,7 @@ TORCH_FREE = (
     "diptych_client",
     "observability",
     "rpc",
+    "registry",
     "worker",
     "kv_transfer",
     "cli",

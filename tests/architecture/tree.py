@@ -16,6 +16,7 @@ PACKAGES = (
     "kv_transfer",
     "observability",
     "prefill_service",
+    "registry",
     "router",
     "rpc",
     "worker",
