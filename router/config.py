@@ -5,12 +5,15 @@ Nothing here is read from the environment; `cli` builds it from flags. Seconds, 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 from contracts.errors import ConfigError
 from rpc.channel import ChannelConfig
 from rpc.server import ServerConfig
+from rpc.tls import TlsConfig
 
 MIB = 2**20
 
@@ -27,6 +30,21 @@ class HttpConfig:
     max_body_bytes: int = 8 * MIB
     keep_alive_s: int = 30
     stall_s: float = 60.0
+    tls: TlsConfig | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AccessConfig:
+    """Who may come in, and how the router shows itself to workers.
+
+    `api_keys` is a key file (`router.keys`); None lets everybody in. `workers` is where workers announce themselves; None is
+    the gRPC port. `tls` is what the router reaches workers with. With keys, /metrics asks for one only if `protect_metrics`.
+    """
+
+    api_keys: Path | None = None
+    protect_metrics: bool = False
+    workers: ServerConfig | None = None
+    tls: TlsConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +138,45 @@ class PolicyConfig:
     decode: str = "least_loaded"
 
 
+class DisaggregationMode(StrEnum):
+    """Which requests go over both pools: the cheaper way for each (auto), all that can, none."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class DisaggregationConfig:
+    """How the way through the pools is chosen where the request does not say it; see `router.decision`.
+
+    `above_tokens` takes the place of the cost model: prompts with more tokens that decode has not cached go over both pools.
+    `stall_weight` is what a second that a running stream waits counts against one that a new request waits: 0 where every
+    stream is far inside its limit. Exploring may add the share `explore_share` to the predicted delay, and goes a way that
+    nobody went for `explore_every_s`.
+    """
+
+    mode: DisaggregationMode = DisaggregationMode.AUTO
+    above_tokens: int | None = None
+    stall_weight: float = 1.0
+    explore_share: float = 0.02
+    explore_every_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError naming the first value that cannot work."""
+        for name, value in (("stall_weight", self.stall_weight), ("explore_every_s", self.explore_every_s)):
+            if not 0 <= value < math.inf:
+                raise ConfigError(f"disaggregation.{name}: got {value}, must be at least 0 and finite")
+        if not 0 <= self.explore_share <= 1:
+            raise ConfigError(f"disaggregation.explore_share: got {self.explore_share}, must be from 0 to 1")
+        if self.above_tokens is not None and self.above_tokens < 0:
+            raise ConfigError(f"disaggregation.above_tokens: got {self.above_tokens}, must be at least 0")
+        if self.above_tokens is not None and self.mode is not DisaggregationMode.AUTO:
+            raise ConfigError(
+                f"disaggregation.above_tokens: got {self.above_tokens} with mode {self.mode}; only auto asks"
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class RegistryConfig:
     """How long an announcement is believed, in seconds. Workers are told, and repeat theirs well within.
@@ -176,7 +233,9 @@ class RouterConfig:
     policies: PolicyConfig = field(default_factory=PolicyConfig)
     registry: RegistryConfig = field(default_factory=RegistryConfig)
     canary: CanaryConfig = field(default_factory=CanaryConfig)
+    disaggregation: DisaggregationConfig = field(default_factory=DisaggregationConfig)
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
+    access: AccessConfig = field(default_factory=AccessConfig)
     request_timeout_s: float = 600.0
     drain_timeout_s: float = 30.0
 

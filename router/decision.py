@@ -1,0 +1,173 @@
+"""Two pools or one, for one request: a pure choice over numbers, with its reason.
+
+    asked for by the request ─▶ REQUEST
+    no pair of workers, or its hand-offs failed ─▶ NO_PAIR, HANDOFFS_FAILED: colocated
+    --disaggregate always, never ─▶ ALWAYS, NEVER
+    --disaggregate-above N ─▶ ABOVE when more than N prompt tokens are not cached at decode, else BELOW
+    auto ─▶ CHEAPER, or EXPLORE: the dearer way because nobody has gone it for long, if the budget pays for it
+
+What is compared is the delay that the request causes, in seconds, up to where its second token would be computed:
+
+    remote = max(queue_P + overhead_P + prefill_P(S − c_P) + exposed transfer(S − c_D), busy_D) + settle
+    local  = queue_D + overhead_D + prefill_D(S − c_D)  +  w · B · stall
+
+with S prompt tokens, of which c_P and c_D are cached, and B streams at the decode worker, each of which waits `stall` longer
+for a token (docs/adr/0022; the form is FIELD's 2.5, that of TaiChi and of Dynamo's conditional disaggregation made one).
+More load on the prefill worker never moves a request there; nor do more tokens cached at decode, because remote is credited
+for those with at most what local is. Does not know workers, clocks or how costs are learnt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from router.config import DisaggregationConfig, DisaggregationMode
+from router.exchange import Route
+
+
+class Reason(StrEnum):
+    """Why a request goes the way it does; drawn above."""
+
+    REQUEST = "request"
+    NO_PAIR = "no_pair"
+    HANDOFFS_FAILED = "handoffs_failed"
+    ALWAYS = "always"
+    NEVER = "never"
+    ABOVE = "above"
+    BELOW = "below"
+    CHEAPER = "cheaper"
+    EXPLORE = "explore"
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteCost:
+    """Seconds over both pools. `busy_s` is for how long decode does not take the continuation in, whatever prefill does;
+    `saved_s` is how much less the transfer is because of what decode has cached.
+    """
+
+    queue_s: float
+    prefill_s: float
+    transfer_s: float
+    settle_s: float
+    busy_s: float = 0.0
+    saved_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """What the request would wait."""
+        return max(self.queue_s + self.prefill_s + self.transfer_s, self.busy_s) + self.settle_s
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCost:
+    """Seconds on the decode worker alone. `stall_s` is what its streams lose together, weighted; `saved_s` is how much less
+    prefill and stall are because of what is cached there.
+    """
+
+    queue_s: float
+    prefill_s: float
+    stall_s: float
+    saved_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """What the request would wait, and make others wait."""
+        return self.queue_s + self.prefill_s + self.stall_s
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Both ways of one request; `num_uncached` prompt tokens are not cached at decode."""
+
+    remote: RemoteCost
+    local: LocalCost
+    num_uncached: int
+
+    @property
+    def cheaper(self) -> Route:
+        """The way with the smaller cost; equal ones stay on one worker."""
+        uncredited_s = max(0.0, self.remote.saved_s - self.local.saved_s)
+        remote = self.remote.total_s + uncredited_s < self.local.total_s
+        return Route.DISAGGREGATED if remote else Route.COLOCATED
+
+    def cost_s(self, path: Route) -> float:
+        """The cost of going that way."""
+        return self.remote.total_s if path is Route.DISAGGREGATED else self.local.total_s
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The way of one attempt, what each way was predicted to cost where both were there, and what it did cost once known.
+
+    `regret_s` is by how much the way not taken was predicted to be cheaper than the taken one turned out, at least 0.
+    """
+
+    path: Route
+    reason: Reason
+    predicted_remote_s: float | None = None
+    predicted_local_s: float | None = None
+    measured_s: float | None = None
+
+    @property
+    def predicted_s(self) -> float | None:
+        """Of the way that was taken."""
+        return self.predicted_remote_s if self.path is Route.DISAGGREGATED else self.predicted_local_s
+
+    @property
+    def regret_s(self) -> float | None:
+        """None until it is measured, and where there was no other way."""
+        other = self.predicted_local_s if self.path is Route.DISAGGREGATED else self.predicted_remote_s
+        return None if self.measured_s is None or other is None else max(0.0, self.measured_s - other)
+
+
+def decide(config: DisaggregationConfig, options: Options, *, explore: bool = False) -> Decision:
+    """The way of a request that may go both. `explore` asks for the dearer way if it is the model's choice at all."""
+    if config.mode is DisaggregationMode.ALWAYS:
+        path, reason = Route.DISAGGREGATED, Reason.ALWAYS
+    elif config.mode is DisaggregationMode.NEVER:
+        path, reason = Route.COLOCATED, Reason.NEVER
+    elif config.above_tokens is not None:
+        above = options.num_uncached > config.above_tokens
+        path = Route.DISAGGREGATED if above else Route.COLOCATED
+        reason = Reason.ABOVE if above else Reason.BELOW
+    else:
+        path = other(options.cheaper) if explore else options.cheaper
+        reason = Reason.EXPLORE if explore else Reason.CHEAPER
+    return Decision(path, reason, options.remote.total_s, options.local.total_s)
+
+
+def other(path: Route) -> Route:
+    """The way not taken."""
+    return Route.COLOCATED if path is Route.DISAGGREGATED else Route.DISAGGREGATED
+
+
+class Exploration:
+    """Lets the dearer way be gone now and then, so that both stay known, at a bounded price.
+
+    Every request of the model's choice earns the share `budget` of its predicted cost; going the dearer way spends the
+    predicted difference. So exploring adds at most that share to the delay that is predicted of all requests together. A way
+    is due when nobody went it for `every_s`; a budget of 0 explores nothing.
+    """
+
+    def __init__(self, budget: float, every_s: float, now: float) -> None:
+        self._budget = budget
+        self._every_s = every_s
+        self._saved_s = 0.0
+        self._gone_at = dict.fromkeys(Route, now)
+
+    def wants(self, options: Options, now: float) -> bool:
+        """Whether this request shall go the dearer way; then it is paid for."""
+        cheaper = options.cheaper
+        cost_s = options.cost_s(cheaper)
+        self._saved_s += self._budget * cost_s
+        price_s = max(0.0, options.cost_s(other(cheaper)) - cost_s)
+        due = self._budget > 0 and now - self._gone_at[other(cheaper)] >= self._every_s
+        if not due or price_s > self._saved_s:
+            return False
+        self._saved_s -= price_s
+        return True
+
+    def went(self, path: Route, now: float) -> None:
+        """A request went this way, for whatever reason."""
+        self._gone_at[path] = now
