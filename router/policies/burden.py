@@ -1,0 +1,34 @@
+"""How much a worker has to do, in tokens: the one measure of load that all policies share.
+
+    prefill   prompt tokens that are not computed yet. Requests say little: one may be a hundred times another.
+    decode    what its next step has to do: read the KV of every context it holds, and run a row per sequence, which costs
+              as much as reading about SEQUENCE_TOKENS tokens' KV; and prompts that it has to compute itself
+
+A row of a step costs 2 N operations for N parameters, a token of context `layout.token_bytes` to read. For an 8B model on
+a GPU of 1 PFLOP/s and 3.3 TB/s that is 16 us against 40 ns a token, 400 tokens; for SmolLM2-135M on two CPU cores (bench/results/
+engine.md) 300 to 600. Its contexts' KV is what decode suffers from when the answers are long, its sequences when they are short.
+
+What was announced is late, and what this router knows does not see other routers: whichever is more counts.
+"""
+
+from __future__ import annotations
+
+from contracts.worker import WorkerKind
+from router.policies.interface import Candidate
+
+SEQUENCE_TOKENS = 512
+
+
+def burden(candidate: Candidate) -> int:
+    """Tokens, see above."""
+    queued = max(candidate.load.num_queued_tokens, candidate.num_inflight_tokens)
+    if candidate.info.kind is WorkerKind.PREFILL:
+        return queued
+    announced = round(candidate.load.kv_usage * candidate.info.num_blocks) * candidate.info.layout.block_size
+    held = max(announced, candidate.num_inflight_kv_tokens)
+    return num_sequences(candidate) * SEQUENCE_TOKENS + held + queued
+
+
+def num_sequences(candidate: Candidate) -> int:
+    """Requests that it has."""
+    return max(candidate.load.num_running + candidate.load.num_waiting, candidate.num_inflight)

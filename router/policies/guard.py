@@ -1,0 +1,40 @@
+"""A policy that breaks costs one request its best worker, not the router its life.
+
+choose ──▶ one of the candidates ─────────────────▶ passed on
+       └─▶ raises, or returns what is none of them ─▶ the least loaded; logged and counted
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from observability.log import get_logger
+from router.policies.interface import Candidate, Policy, Query
+from router.policies.load import LeastLoaded
+
+log = get_logger(__name__)
+
+
+class GuardedPolicy:
+    """Wraps the policy called `name`. `on_fault` hears of every request that it could not choose for."""
+
+    def __init__(self, name: str, policy: Policy, on_fault: Callable[[], None]) -> None:
+        self._name = name
+        self._policy = policy
+        self._on_fault = on_fault
+        self._fallback = LeastLoaded()
+
+    def choose(self, candidates: Sequence[Candidate], query: Query) -> Candidate:
+        """See Policy."""
+        try:
+            chosen = self._policy.choose(candidates, query)
+        except Exception as error:  # noqa: BLE001 - anybody's code runs here, and this request can still be served
+            return self._instead(candidates, query, f"{type(error).__name__}: {error}")
+        if not any(chosen is candidate for candidate in candidates):
+            return self._instead(candidates, query, f"it returned {type(chosen).__name__}, none of the candidates")
+        return chosen
+
+    def _instead(self, candidates: Sequence[Candidate], query: Query, reason: str) -> Candidate:
+        log.error("policy failed; the least loaded worker is taken", policy=self._name, reason=reason)
+        self._on_fault()
+        return self._fallback.choose(candidates, query)
