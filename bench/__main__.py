@@ -7,6 +7,7 @@
     ttft         time to first token, two pools against one
     streams      what serving adds to a token at 32 streams
     cancel       how long blocks stay taken when clients leave
+    router       what one router process carries on one core, with workers that answer at once
 
 Does not measure anything itself.
 """
@@ -24,12 +25,15 @@ from bench.cancel import WORKER_FLAGS, CancelBenchConfig, run_cancel
 from bench.checkpoint import HALF_B, half_b_checkpoint
 from bench.cluster import ClusterDidNotStart, serving, vocab_size_of
 from bench.engine import EngineBenchConfig, run_engine
+from bench.fake_workers import FakeConfig, serve_until_signal
 from bench.limits import limits_report, measure_limits
 from bench.load import LoadFailed, client_main
 from bench.machine import MachineFacts, cpu_seconds, foreign_percent, machine_facts
 from bench.overhead import run_overhead
 from bench.progress import Say, say_on_stderr
 from bench.report import Record, Report, joined, markdown, write
+from bench.router import PARTS, RouterBenchConfig, run_router
+from bench.router_load import router_client_main
 from bench.streams import StreamsBenchConfig, run_streams
 from bench.transfer import TransferBenchConfig, run_transfer
 from bench.ttft import TtftBenchConfig, run_ttft
@@ -38,6 +42,7 @@ from contracts.kv_layout import KVLayout
 from engine.execution.config import prefer_huge_pages
 from engine.models.store import resolve_model
 from engine.models.store.config import default_cache_dir
+from rpc.process import end_with_parent, run_process
 
 RESULTS = Path(__file__).parent / "results"
 SERVED_MODEL = "smollm2-135m-instruct"
@@ -55,6 +60,8 @@ class Options:
     model: str
     threads: int
     rounds: int | None
+    quick: bool = False
+    parts: tuple[str, ...] = ()
 
 
 def measure_engine(options: Options, say: Say) -> Report:
@@ -111,6 +118,14 @@ def measure_cancel(options: Options, say: Say) -> Report:
         return run_cancel(cluster, vocab_size_of(model), config, say)
 
 
+def measure_router(options: Options, say: Say) -> Report:
+    """Some minutes; --quick a minute."""
+    config = RouterBenchConfig()
+    config = config.quick if options.quick else config
+    config = replace(config, rounds=options.rounds or config.rounds)
+    return run_router(resolve_model(options.model, None, say), config, say, options.parts)
+
+
 def measure_machine(options: Options, say: Say) -> Report:
     """A few seconds."""
     say("limits: memory and arithmetic")
@@ -125,6 +140,7 @@ MEASUREMENTS: dict[str, Callable[[Options, Say], Report]] = {
     "ttft": measure_ttft,
     "streams": measure_streams,
     "cancel": measure_cancel,
+    "router": measure_router,
 }
 
 
@@ -163,8 +179,10 @@ def _command(name: str, names: Sequence[str], summary: str) -> None:
         "--threads", type=click.IntRange(1), default=2, show_default=True, help="Threads of the engine alone."
     )
     @click.option("--rounds", type=click.IntRange(1), help="Repetitions. [default: each measurement's own, at least 3]")
-    def run(results: Path, model: str, threads: int, rounds: int | None) -> None:
-        carry_out(names, Options(results, model, threads, rounds))
+    @click.option("--quick", is_flag=True, help="router only: small sizes, about a minute.")
+    @click.option("--part", "parts", type=click.Choice(PARTS), multiple=True, help="router only: no more than this.")
+    def run(results: Path, model: str, threads: int, rounds: int | None, quick: bool, parts: tuple[str, ...]) -> None:
+        carry_out(names, Options(results, model, threads, rounds, quick, parts))
 
 
 _command("all", tuple(MEASUREMENTS), "Everything.")
@@ -176,6 +194,26 @@ for _name, _measure in MEASUREMENTS.items():
 def client() -> None:
     """The load client's process: a plan on stdin, answers on stdout."""
     client_main()
+
+
+@main.command("router-client", hidden=True)
+def router_client() -> None:
+    """The load client's process for `router`: a plan on stdin, answers on stdout."""
+    router_client_main()
+
+
+@main.command("fake-workers", hidden=True)
+@click.option("--router", required=True, help="host:port of its gRPC door.")
+@click.option("--served-name", required=True, help="The model that they say they serve.")
+@click.option("--step", type=click.FloatRange(0), default=0.0, help="Seconds; 0 is as fast as the router reads.")
+@click.option("--prefill-port", type=click.IntRange(0), default=0, help="0 takes a free one.")
+@click.option("--exit-with", type=click.IntRange(1), help="End with this process, which must be the parent.")
+def fake_workers(router: str, served_name: str, step: float, prefill_port: int, exit_with: int | None) -> None:
+    """A prefill and a decode worker without a model, until a signal."""
+    if exit_with is not None:
+        end_with_parent(exit_with)
+    config = FakeConfig(router, served_name, step, prefill_port)
+    sys.exit(run_process(lambda: serve_until_signal(config)))
 
 
 if __name__ == "__main__":

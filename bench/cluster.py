@@ -95,7 +95,7 @@ def serving(model: Path, threads: int = 1, worker_flags: Sequence[str] = ()) -> 
 
     Raises ClusterDidNotStart.
     """
-    ports = dict(zip(("http", "grpc", "prefill", "decode"), _free_ports(4), strict=True))
+    ports = dict(zip(("http", "grpc", "prefill", "decode"), free_ports(4), strict=True))
     name = model.resolve().name
     router = f"{HOST}:{ports['grpc']}"
     shared = ["--model", str(model), "--served-name", name]
@@ -110,7 +110,7 @@ def serving(model: Path, threads: int = 1, worker_flags: Sequence[str] = ()) -> 
         for kind, arguments in commands.items():
             command = [sys.executable, "-P", "-m", "cli", kind, "--exit-with", str(os.getpid()), *arguments]
             children[kind] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-            running.callback(_stop, children[kind])
+            running.callback(stop_child, children[kind])
         metrics = {"router": ports["http"], **ports}
         served = tuple(
             ServedProcess(kind, child.pid, f"http://{HOST}:{metrics[kind]}/metrics") for kind, child in children.items()
@@ -124,7 +124,7 @@ def serving(model: Path, threads: int = 1, worker_flags: Sequence[str] = ()) -> 
         yield cluster
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports nobody listens on now; all different, because all are held until the last is found."""
     with ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
@@ -156,7 +156,8 @@ async def _answered(plan: LoadPlan) -> None:
         await carry_out(plan)
 
 
-def _stop(child: subprocess.Popen[bytes]) -> None:
+def stop_child(child: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, and wait; one that does not end is killed, and TimeoutExpired raised."""
     child.terminate()
     try:
         child.wait(STOP_TIMEOUT_S)
