@@ -348,6 +348,7 @@ def worker_info_to_pb(info: WorkerInfo) -> registry_pb2.WorkerInfo:
         connectors=info.connectors,
         max_model_len=info.max_model_len,
         num_blocks=info.num_blocks,
+        max_num_batched_tokens=info.max_num_batched_tokens,
     )
 
 
@@ -370,6 +371,7 @@ def worker_info_from_pb(message: registry_pb2.WorkerInfo) -> WorkerInfo:
         connectors=tuple(message.connectors),
         max_model_len=message.max_model_len,
         num_blocks=message.num_blocks,
+        max_num_batched_tokens=message.max_num_batched_tokens,
     )
 
 
@@ -381,6 +383,8 @@ def worker_load_to_pb(load: WorkerLoad) -> registry_pb2.WorkerLoad:
         num_running=load.num_running,
         num_queued_tokens=load.num_queued_tokens,
         kv_usage=load.kv_usage,
+        decode_step_s=load.decode_step_s,
+        prefill_tokens_per_s=load.prefill_tokens_per_s,
     )
 
 
@@ -389,4 +393,12 @@ def worker_load_from_pb(message: registry_pb2.WorkerLoad) -> WorkerLoad:
     state = _STATE_FROM_PB.get(message.state)
     if state is None:
         raise InvalidRequest("load.state", message.state, "must be starting, ready, draining or stalled")
-    return WorkerLoad(state, message.num_waiting, message.num_running, message.num_queued_tokens, message.kv_usage)
+    return WorkerLoad(
+        state,
+        message.num_waiting,
+        message.num_running,
+        message.num_queued_tokens,
+        message.kv_usage,
+        message.decode_step_s,
+        message.prefill_tokens_per_s,
+    )

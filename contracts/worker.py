@@ -66,6 +66,7 @@ class WorkerInfo:
     connectors: tuple[str, ...]  # kinds it can use, best first
     max_model_len: int  # tokens
     num_blocks: int  # size of its KV pool
+    max_num_batched_tokens: int = 0  # tokens of one step at most; 0 where it is not said
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,8 @@ class WorkerLoad:
     num_running: int = 0
     num_queued_tokens: int = 0  # tokens not computed yet, of waiting and running requests
     kv_usage: float = 0.0
+    decode_step_s: float = 0.0  # of a step that only decodes, smoothed; 0 until known
+    prefill_tokens_per_s: float = 0.0  # of steps that read prompts, smoothed; 0 until known
 
 
 def new_epoch() -> int:

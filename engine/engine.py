@@ -30,6 +30,7 @@ from engine.pace import Pace
 from engine.request import Request
 from engine.roster import Roster
 from engine.scheduling.scheduler import Scheduler, Share
+from engine.tempo import Tempo
 
 __all__ = ["Engine", "EngineStats", "KVLease", "OnStarted", "Progress", "Retained", "StepOutput"]
 
@@ -84,6 +85,7 @@ class Engine:
         self._lent = LentLeases()
         self._committer = Committer(self._scheduler, self._kv, self._roster, self._lent, runner.eos_token_ids)
         self._num_steps = 0
+        self._tempo = Tempo()
 
     def admit(self, request: GenerationRequest, *, retain_kv: bool = False) -> None:
         """Take a request whose KV is to be computed here; an answer that began elsewhere goes on at its next token.
@@ -165,6 +167,7 @@ class Engine:
         self._committer.commit(step.news, step.shares, sampled, self.clock.now())
         output = step.output(self.clock.now())
         self.pace.end(output.step_s)
+        self._tempo.note(output.num_scheduled_requests, output.num_scheduled_tokens, output.step_s)
         return output
 
     @property
@@ -183,6 +186,8 @@ class Engine:
             num_running=self._scheduler.num_running,
             num_queued_tokens=self._scheduler.num_queued_tokens,
             kv_usage=self._kv.usage,
+            decode_step_s=self._tempo.decode_step_s,
+            prefill_tokens_per_s=self._tempo.prefill_tokens_per_s,
         )
 
     def stats(self) -> EngineStats:

@@ -139,6 +139,7 @@ def _info(config: WorkerConfig, kind: WorkerKind, server: RpcServer, side: Side,
         connectors=tuple(connector.capabilities.kind for connector in side.connectors),
         max_model_len=runner.max_model_len,
         num_blocks=runner.num_blocks,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
     )
 
 

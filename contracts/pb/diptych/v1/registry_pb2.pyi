@@ -90,6 +90,7 @@ class WorkerInfo(google.protobuf.message.Message):
     CONNECTORS_FIELD_NUMBER: builtins.int
     MAX_MODEL_LEN_FIELD_NUMBER: builtins.int
     NUM_BLOCKS_FIELD_NUMBER: builtins.int
+    MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: builtins.int
     kind: Global___WorkerKind.ValueType
     """Its pool."""
     address: builtins.str
@@ -100,6 +101,8 @@ class WorkerInfo(google.protobuf.message.Message):
     """Its context in tokens."""
     num_blocks: builtins.int
     """Blocks of its KV pool."""
+    max_num_batched_tokens: builtins.int
+    """Most tokens of one engine step; 0 where it is not said."""
     @property
     def ref(self) -> contracts.pb.diptych.v1.types_pb2.WorkerRef:
         """Its name and life."""
@@ -123,9 +126,10 @@ class WorkerInfo(google.protobuf.message.Message):
         connectors: collections.abc.Iterable[builtins.str] | None = ...,
         max_model_len: builtins.int = ...,
         num_blocks: builtins.int = ...,
+        max_num_batched_tokens: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["layout", b"layout", "ref", b"ref"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "connectors", b"connectors", "kind", b"kind", "layout", b"layout", "max_model_len", b"max_model_len", "model_name", b"model_name", "num_blocks", b"num_blocks", "ref", b"ref"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "connectors", b"connectors", "kind", b"kind", "layout", b"layout", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "model_name", b"model_name", "num_blocks", b"num_blocks", "ref", b"ref"]) -> None: ...
 
 Global___WorkerInfo: typing_extensions.TypeAlias = WorkerInfo
 
@@ -140,6 +144,8 @@ class WorkerLoad(google.protobuf.message.Message):
     NUM_RUNNING_FIELD_NUMBER: builtins.int
     NUM_QUEUED_TOKENS_FIELD_NUMBER: builtins.int
     KV_USAGE_FIELD_NUMBER: builtins.int
+    DECODE_STEP_S_FIELD_NUMBER: builtins.int
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: builtins.int
     state: Global___WorkerState.ValueType
     """Its state."""
     num_waiting: builtins.int
@@ -150,6 +156,10 @@ class WorkerLoad(google.protobuf.message.Message):
     """Tokens of both that are not computed yet."""
     kv_usage: builtins.float
     """Share of KV blocks in use, 0 to 1."""
+    decode_step_s: builtins.float
+    """Seconds of a step that only decodes, smoothed; 0 until known."""
+    prefill_tokens_per_s: builtins.float
+    """Prompt tokens per second of steps that read prompts, smoothed; 0 until known."""
     def __init__(
         self,
         *,
@@ -158,8 +168,10 @@ class WorkerLoad(google.protobuf.message.Message):
         num_running: builtins.int = ...,
         num_queued_tokens: builtins.int = ...,
         kv_usage: builtins.float = ...,
+        decode_step_s: builtins.float = ...,
+        prefill_tokens_per_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["kv_usage", b"kv_usage", "num_queued_tokens", b"num_queued_tokens", "num_running", b"num_running", "num_waiting", b"num_waiting", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["decode_step_s", b"decode_step_s", "kv_usage", b"kv_usage", "num_queued_tokens", b"num_queued_tokens", "num_running", b"num_running", "num_waiting", b"num_waiting", "prefill_tokens_per_s", b"prefill_tokens_per_s", "state", b"state"]) -> None: ...
 
 Global___WorkerLoad: typing_extensions.TypeAlias = WorkerLoad
 
