@@ -393,12 +393,5 @@ def worker_load_from_pb(message: registry_pb2.WorkerLoad) -> WorkerLoad:
     state = _STATE_FROM_PB.get(message.state)
     if state is None:
         raise InvalidRequest("load.state", message.state, "must be starting, ready, draining or stalled")
-    return WorkerLoad(
-        state,
-        message.num_waiting,
-        message.num_running,
-        message.num_queued_tokens,
-        message.kv_usage,
-        message.decode_step_s,
-        message.prefill_tokens_per_s,
-    )
+    counts = message.num_waiting, message.num_running, message.num_queued_tokens
+    return WorkerLoad(state, *counts, message.kv_usage, message.decode_step_s, message.prefill_tokens_per_s)
