@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 
 import grpc
 
@@ -26,6 +27,8 @@ from contracts.wire import (
 from contracts.wire_handoff import worker_info_from_pb, worker_load_from_pb, worker_ref_from_pb
 from router.chat_template import Conversation, Message
 from router.exchange import Ask, ChatPrompt, Piece, Prompt, Route, TextPrompt, TokenPrompt, valid_traceparent
+from router.key_door import authorization
+from router.keys import Doorkeeper
 from router.model_card import ModelCard
 from router.registry import Registry
 from router.service import Inference
@@ -42,18 +45,23 @@ _LeaveContext = grpc.aio.ServicerContext[registry_pb2.LeaveRequest, registry_pb2
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
-    """Serves Inference. `new_id` names requests whose clients did not."""
+    """Serves Inference. `new_id` names requests whose clients did not; `doorkeeper` knows whose they are."""
 
-    def __init__(self, service: Inference, timeout_s: float, new_id: Callable[[], str]) -> None:
+    def __init__(
+        self, service: Inference, timeout_s: float, new_id: Callable[[], str], doorkeeper: Doorkeeper
+    ) -> None:
         self._service = service
         self._timeout_s = timeout_s
         self._new_id = new_id
+        self._doorkeeper = doorkeeper
 
     async def Generate(
         self, request: pb.GenerateRequest, context: _GenerateContext
     ) -> AsyncIterator[pb.GenerateResponse]:
         """See the service's definition."""
+        caller = self._doorkeeper.caller(authorization(tuple(context.invocation_metadata() or ())))
         ask = ask_from_pb(request, self._service.card, self._new_id, _traceparent(context))
+        ask = replace(ask, caller=caller)
         client_s = context.time_remaining()
         timeout_s = self._timeout_s if client_s is None else min(client_s, self._timeout_s)
         async with aclosing(self._service.answer(ask, timeout_s)) as pieces:

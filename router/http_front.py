@@ -25,6 +25,7 @@ from observability.metrics import RouterMetrics
 from router.exchange import Ask, TextPrompt, valid_traceparent
 from router.health import HealthReport
 from router.http_answer import AnswerResponse, error_response
+from router.key_door import caller_of
 from router.openai_format import ChatFormat, CompletionFormat, Echo, Format, Frame, Json, error_body, render
 from router.openai_schema import ChatBody, CommonBody, CompletionBody, chat_ask, completion_ask, parse
 from router.service import MAX_REQUEST_ID_CHARS, Inference
@@ -74,14 +75,18 @@ class HttpFront:
     async def _chat(self, request: Request, request_id: str) -> Response:
         body = parse(ChatBody, await self._body(request))
         request_id = _given_id(request) or _checked_id("request_id", body.request_id or "") or request_id
-        ask = chat_ask(body, self._service.card, request_id, _traceparent(request))
+        ask = replace(
+            chat_ask(body, self._service.card, request_id, _traceparent(request)), caller=caller_of(request)
+        )
         frame = self._frame(body, f"chatcmpl-{request_id}", logprobs=body.logprobs is True)
         return self._answer(ask, ChatFormat(frame), body)
 
     async def _completion(self, request: Request, request_id: str) -> Response:
         body = parse(CompletionBody, await self._body(request))
         request_id = _given_id(request) or _checked_id("request_id", body.request_id or "") or request_id
-        ask = completion_ask(body, self._service.card, request_id, _traceparent(request))
+        ask = replace(
+            completion_ask(body, self._service.card, request_id, _traceparent(request)), caller=caller_of(request)
+        )
         text = ask.prompt.text if isinstance(ask.prompt, TextPrompt) else None
         echo = Echo(text, ask.skip_special_tokens) if body.echo else None
         frame = replace(self._frame(body, f"cmpl-{request_id}", logprobs=body.logprobs is not None), echo=echo)

@@ -27,6 +27,7 @@ from contracts.errors import ConfigError, DeadlineExceeded, DiptychError, Intern
 from observability.log import get_logger
 from rpc.channel import MAX_MESSAGE_BYTES
 from rpc.errors import to_status
+from rpc.tls import TlsConfig, TlsFiles, server_credentials
 
 log = get_logger(__name__)
 _Req = TypeVar("_Req")
@@ -52,6 +53,7 @@ class ServerConfig:
     keepalive_s: float = 10.0
     keepalive_timeout_s: float = 5.0
     stall_s: float = 60.0
+    tls: TlsConfig | None = None
 
     @property
     def options(self) -> list[tuple[str, int]]:
@@ -71,10 +73,17 @@ class ServerConfig:
 class RpcServer:
     """One listening gRPC server. Owns the port and the health table; `stop` gives both back."""
 
-    def __init__(self, config: ServerConfig, service_names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        service_names: Sequence[str],
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    ) -> None:
+        """`interceptors` see each call before its service does; the DiptychErrors of their handlers become statuses."""
         self._config = config
         self._names = ("", *service_names)
-        self.grpc_server = grpc.aio.server(interceptors=[ErrorInterceptor(config.stall_s)], options=config.options)
+        chain = [ErrorInterceptor(config.stall_s), *interceptors]
+        self.grpc_server = grpc.aio.server(interceptors=chain, options=config.options)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc_server)
         reflected = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -87,10 +96,16 @@ class RpcServer:
         where = join_address(self._config.host, self._config.port)
         _check_free(self._config.host, self._config.port)
         try:
-            self._port = self.grpc_server.add_insecure_port(where)
+            self._port = self._add_port(where)
         except RuntimeError as error:
             raise ConfigError(f"cannot listen on {where}: {error}") from error
         return self._port
+
+    def _add_port(self, where: str) -> int:
+        tls = self._config.tls
+        if tls is None or not tls.listens:
+            return self.grpc_server.add_insecure_port(where)
+        return self.grpc_server.add_secure_port(where, server_credentials(TlsFiles(tls)))
 
     async def start(self) -> int:
         """Answer calls (binding first if need be); return the port. Health says NOT_SERVING until told otherwise."""

@@ -1,0 +1,93 @@
+"""The sockets of a router: HTTP and gRPC for users, gRPC for workers; which lock is on which.
+
+    users    HTTP ─┐                       ┌─ Inference, reflection      a key, where there are keys
+             gRPC ─┴─ TLS, if configured ──┤
+    workers  gRPC ─── TLS, client certs ───┴─ Registry                   no key: not for users
+
+Without an address of its own the workers' door is the users' gRPC port. Does not know what is behind the doors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp
+
+from contracts.errors import ConfigError
+from contracts.pb.diptych.v1 import inference_pb2_grpc, registry_pb2_grpc
+from router.config import RouterConfig
+from router.grpc_front import INFERENCE_SERVICE, REGISTRY_SERVICE, InferenceServicer, RegistryServicer
+from router.http_server import HttpServer
+from router.key_door import METRICS_PATH, OPEN_PATHS, KeyInterceptor, Lock
+from router.keys import Doorkeeper, KeyBook, OpenDoor
+from rpc.server import RpcServer
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where a router listens. `workers` is where workers announce themselves; it may be `grpc`."""
+
+    http: int
+    grpc: int
+    workers: int
+
+
+class Doors:
+    """Owns the sockets from `start` to `stop`."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        """Reads the key file. Raises ConfigError for one that cannot be used."""
+        self._config = config
+        access = config.access
+        self._keys = None if access.api_keys is None else KeyBook(access.api_keys)
+        self.doorkeeper: Doorkeeper = OpenDoor() if self._keys is None else self._keys
+        apart = access.workers is not None
+        shared_services = () if apart else (REGISTRY_SERVICE,)
+        locks = () if self._keys is None else (KeyInterceptor(self._keys, shared_services),)
+        self._users = RpcServer(config.grpc, (INFERENCE_SERVICE, *shared_services), locks)
+        self._workers = RpcServer(access.workers, (REGISTRY_SERVICE,)) if access.workers is not None else self._users
+        self._http: HttpServer | None = None
+
+    def serve(self, app: ASGIApp, inference: InferenceServicer, registry: RegistryServicer) -> None:
+        """Put these behind the doors; once, before `start`."""
+        open_paths = OPEN_PATHS if self._config.access.protect_metrics else OPEN_PATHS | {METRICS_PATH}
+        locked = app if self._keys is None else Lock(app, self._keys, open_paths)
+        self._http = HttpServer(self._config.http, locked)
+        inference_pb2_grpc.add_InferenceServicer_to_server(inference, self._users.grpc_server)
+        registry_pb2_grpc.add_RegistryServicer_to_server(registry, self._workers.grpc_server)
+
+    async def start(self) -> Ports:
+        """Open all doors. Raises ConfigError when a port is busy or a TLS file cannot be used; then nothing stays open."""
+        assert self._http is not None
+        try:
+            http = self._http.bind()
+            ports = Ports(http, await self._users.start(), await self._start_workers())
+        except ConfigError:
+            await self.stop(0.0)
+            raise
+        await self._http.start()
+        return ports
+
+    async def _start_workers(self) -> int:
+        if self._workers is self._users:
+            return self._users.port
+        port = await self._workers.start()
+        await self._workers.set_serving(True)
+        return port
+
+    async def set_serving(self, serving: bool) -> None:
+        """What gRPC health checking says to users."""
+        await self._users.set_serving(serving)
+
+    def refresh(self) -> None:
+        """Follow the key file."""
+        if self._keys is not None:
+            self._keys.refresh()
+
+    async def stop(self, grace_s: float) -> None:
+        """Close all doors; running calls may end within `grace_s`. Idempotent."""
+        if self._http is not None:
+            await self._http.stop(grace_s)
+        await self._users.stop(grace_s)
+        if self._workers is not self._users:
+            await self._workers.stop(grace_s)
