@@ -19,6 +19,7 @@ async def serve(config: RouterConfig) -> None:
     router = RouterServer(config, MonotonicClock())
     async with StopSignals() as signals:
         try:
+            await router.warm_up()
             await router.start()
             await signals.wait()
             log.info("draining")

@@ -18,8 +18,9 @@ from tokenizers import Tokenizer as HFTokenizer
 
 from contracts.context import context_of
 from contracts.errors import InvalidRequest, ModelLoadError
+from contracts.families import MAX_POSITIONS, VOCAB_SIZE, family_of
 from contracts.sampling import MAX_SEED, SamplingParams
-from router.chat_template import ChatTemplate
+from router.chat_template import ChatTemplate, Conversation
 from router.tokenizer import Tokenizer
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -33,11 +34,17 @@ class ModelCard:
 
     name: str
     tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    tool_template: ChatTemplate | None  # in place of the other where tools are given
     vocab_size: int
     max_model_len: int
     defaults: SamplingParams
     max_new_tokens: int | None
     fingerprint: str
+
+    def template_for(self, conversation: Conversation) -> ChatTemplate | None:
+        """The template that renders this conversation."""
+        return self.tool_template if conversation.tools and self.tool_template is not None else self.chat_template
 
     def sampling(self) -> SamplingParams:
         """The model's defaults with a seed of their own, so that every attempt of a request makes the same tokens."""
@@ -51,19 +58,22 @@ def load_model_card(model_dir: Path, name: str) -> ModelCard:
     tokenizer_config = _read_json(model_dir / "tokenizer_config.json", required=False)
     special = {key: token for key in _SPECIAL_TOKENS if (token := _token_text(tokenizer_config.get(key))) is not None}
     hf = _read_tokenizer(model_dir / "tokenizer.json")
-    source = _template_source(model_dir, tokenizer_config)
+    sources = _template_sources(model_dir, tokenizer_config)
     try:
-        template = None if source is None else ChatTemplate(source, special)
+        templates = {name: ChatTemplate(source, special) for name, source in sources.items()}
     except ModelLoadError as error:
         raise ModelLoadError(f"{model_dir}: {error.message}") from error
+    template = templates.get("default")
     digest = hashlib.sha256(json.dumps([config, generation], sort_keys=True).encode()).hexdigest()
     where = model_dir / "config.json"
-    vocab_size = _positive(config, "vocab_size", where)
+    vocab_size = _positive(config, "vocab_size", VOCAB_SIZE, where)
     return ModelCard(
         name=name,
         tokenizer=Tokenizer(hf, template, special.get("bos_token", _id_text(hf, config.get("bos_token_id")))),
+        chat_template=template,
+        tool_template=templates.get("tool_use"),
         vocab_size=vocab_size,
-        max_model_len=context_of(config, _positive(config, "max_position_embeddings", where)),
+        max_model_len=context_of(config, _positive(config, "max_position_embeddings", MAX_POSITIONS, where)),
         defaults=_sampling_defaults(generation, vocab_size, model_dir / "generation_config.json"),
         max_new_tokens=_optional_int(generation.get("max_new_tokens")),
         fingerprint=f"fp_{digest[:12]}",
@@ -96,18 +106,19 @@ def _read_tokenizer(path: Path) -> HFTokenizer:
     return hf
 
 
-def _template_source(model_dir: Path, tokenizer_config: Mapping[str, object]) -> str | None:
+def _template_sources(model_dir: Path, tokenizer_config: Mapping[str, object]) -> dict[str, str]:
+    """Templates by their names, as Hugging Face has them: "default", and some models' "tool_use"."""
     file = model_dir / "chat_template.jinja"
     if file.is_file():
         try:
-            return file.read_text(encoding="utf-8")
+            return {"default": file.read_text(encoding="utf-8")}
         except (OSError, ValueError) as error:
             raise ModelLoadError(f"{file}: {error}") from error
     source = tokenizer_config.get("chat_template")
-    if isinstance(source, list):  # several by name; tool use and retrieval have their own
+    if isinstance(source, list):  # several by name
         named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
-        source = named.get("default")
-    return source if isinstance(source, str) else None
+        return {name: text for name, text in named.items() if isinstance(name, str) and isinstance(text, str)}
+    return {"default": source} if isinstance(source, str) else {}
 
 
 def _token_text(value: object) -> str | None:
@@ -120,9 +131,10 @@ def _id_text(hf: HFTokenizer, value: object) -> str | None:
     return hf.id_to_token(value) if isinstance(value, int) and 0 <= value < hf.get_vocab_size() else None
 
 
-def _positive(config: Mapping[str, object], field: str, where: Path) -> int:
-    value = config.get(field)
-    if not isinstance(value, int) or value < 1:
+def _positive(config: Mapping[str, object], field: str, defaults: Mapping[str, int], where: Path) -> int:
+    """`defaults` has what the engine takes, by the model's family, where the field is left out."""
+    value = config.get(field, defaults.get(family_of(config) or ""))
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ModelLoadError(f"{where}: {field} is {value!r}, must be a positive integer")
     return value
 

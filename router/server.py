@@ -33,10 +33,12 @@ from router.model_card import load_model_card
 from router.pairs import PairBook
 from router.policies import make_policy
 from router.pools import Pools
+from router.prompting import Prompter
 from router.registry import EmbeddedRegistry
 from router.relief import relieve
 from router.retry_budget import RetryBudget
 from router.service import Inference
+from router.template_processes import TemplateProcesses
 from rpc.secure_channel import opener_for
 from rpc.server import join_address
 
@@ -71,7 +73,9 @@ class RouterServer:
         self._canary = Canary(means, book, config.canary, metrics)
         self._health = Health(self._registry, chooser, book, self._admission)
         metrics.watch_bad_pairs(lambda: len(chooser.bad_pairs()))
-        service = Inference(card, self._admission, Flow(means, metrics), self._registry, clock, metrics)
+        self._templates = TemplateProcesses()
+        self._prompter = Prompter(card, self._templates)
+        service = Inference(self._prompter, self._admission, Flow(means, metrics), self._registry, clock, metrics)
         limits = FrontLimits(config.http.max_body_bytes, config.request_timeout_s)
         front = HttpFront(service, self._health.report, metrics, limits, new_id)
         self._doors = Doors(config)
@@ -92,6 +96,10 @@ class RouterServer:
         )
         return ports
 
+    async def warm_up(self) -> None:
+        """Do now what the first request would wait for."""
+        await self._prompter.warm_up()
+
     async def drain(self) -> None:
         """Refuse new requests; return when the running ones have ended."""
         self._admission.close()
@@ -108,6 +116,7 @@ class RouterServer:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._doors.stop(1.0)
+        await self._templates.close()
         await self._pools.close()
 
     async def _keep_house(self) -> None:

@@ -23,10 +23,10 @@ from observability.metrics import RequestSample, RouterMetrics
 from observability.stages import StageTimes
 from router.admission import Admission
 from router.answers import Answers, Making, Times
-from router.exchange import Ask, ChatPrompt, Piece, TextPrompt, TokenPrompt
+from router.exchange import Ask, Piece
 from router.flow import Flow
-from router.model_card import ModelCard
 from router.progress import Job
+from router.prompting import Prompter
 from router.registry import Registry
 
 log = get_logger(__name__)
@@ -40,16 +40,17 @@ class Inference:
 
     def __init__(
         self,
-        card: ModelCard,
+        prompter: Prompter,
         admission: Admission,
         flow: Flow,
         registry: Registry,
         clock: Clock,
         metrics: RouterMetrics,
     ) -> None:
-        self.card = card
+        self.card = prompter.card
+        self.prompter = prompter
         self._admission = admission
-        self._making = Making(card.tokenizer, flow, clock, metrics)
+        self._making = Making(self.card.tokenizer, flow, clock, metrics)
         self._registry = registry
         self._clock = clock
         self._metrics = metrics
@@ -122,13 +123,7 @@ class Inference:
         )
 
     async def _tokenise(self, ask: Ask, deadline: float) -> Job:
-        match ask.prompt:
-            case TextPrompt(text, add_special_tokens):
-                token_ids = await self.card.tokenizer.encode_text(text, add_special_tokens)
-            case ChatPrompt(conversation, add_special_tokens):
-                token_ids = await self.card.tokenizer.encode_chat(conversation, add_special_tokens)
-            case TokenPrompt(token_ids):
-                pass
+        token_ids = await self.prompter.token_ids(ask.prompt)
         context = self.max_model_len()
         sampling = self._bounded(ask, len(token_ids), context)
         GenerationRequest(ask.request_id, token_ids, sampling).validate(self.card.vocab_size, context)

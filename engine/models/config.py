@@ -15,17 +15,11 @@ from pathlib import Path
 
 from contracts.context import stretched_context
 from contracts.errors import ModelLoadError
+from contracts.families import ARCHITECTURES, MAX_POSITIONS, VOCAB_SIZE, family_of
 from engine.models.rope import ROPE_TYPES, RopeConfig
 
 Json = Mapping[str, object]
 
-ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
-_MAX_POSITIONS = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}
 _MAX_LAYERS = 10_000
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -91,10 +85,10 @@ def parse_model_config(raw: Json, generation_eos: object = None, source: str = "
     if head_size % 2:
         raise ModelLoadError(f"{source}: head_dim {head_size} is odd")
     attention_bias = family in ("llama", "qwen3") and keys.boolean("attention_bias", False)
-    max_positions = keys.integer("max_position_embeddings", _MAX_POSITIONS[family])
+    max_positions = keys.integer("max_position_embeddings", MAX_POSITIONS[family])
     return ModelConfig(
         family=family,
-        vocab_size=keys.integer("vocab_size", 151936 if family.startswith("qwen") else 32000),
+        vocab_size=keys.integer("vocab_size", VOCAB_SIZE[family]),
         hidden_size=hidden_size,
         intermediate_size=keys.integer("intermediate_size", {"llama": 11008, "mistral": 14336}.get(family, 22016)),
         num_heads=num_heads,
@@ -165,17 +159,13 @@ class _Keys:
 
 
 def _family(raw: Json, source: str) -> str:
+    family = family_of(raw)
+    if family is not None:
+        return family
     names = raw.get("architectures")
+    named = names[0] if isinstance(names, list) and names else raw.get("model_type")
     known = ", ".join(ARCHITECTURES)
-    if isinstance(names, list) and names:
-        for name in names:
-            if name in ARCHITECTURES:
-                return ARCHITECTURES[name]
-        raise ModelLoadError(f"{source}: architecture {names[0]!r} is not supported; known: {known}")
-    model_type = raw.get("model_type")
-    if isinstance(model_type, str) and model_type in ARCHITECTURES.values():
-        return model_type
-    raise ModelLoadError(f"{source}: architecture {model_type!r} is not supported; known: {known}")
+    raise ModelLoadError(f"{source}: architecture {named!r} is not supported; known: {known}")
 
 
 def _refuse_unsupported(keys: _Keys, family: str) -> None:

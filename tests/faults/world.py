@@ -48,9 +48,11 @@ from router.model_card import ModelCard, load_model_card
 from router.pairs import PairBook
 from router.policies import make_policy
 from router.pools import Pools
+from router.prompting import Prompter
 from router.registry import EmbeddedRegistry
 from router.retry_budget import RetryBudget
 from router.service import Inference
+from router.template_processes import TemplateProcesses
 from rpc.channel import ChannelConfig
 from tests.faults.channel import opener
 from tests.faults.network import Network
@@ -157,7 +159,7 @@ class World:
             RetryBudget(RETRY.budget, clock),
         )
         flow = Flow(means, self.metrics)
-        self.service = Inference(model_card(), self.admission, flow, self.registry, clock, self.metrics)
+        self.service = Inference(Prompter(model_card(), TemplateProcesses()), self.admission, flow, self.registry, clock, self.metrics)
         canary = Canary(means, book, setup.canaries, self.metrics)
         self._own = [asyncio.ensure_future(self._keep_house()), asyncio.ensure_future(canary.run())]
 

@@ -145,7 +145,7 @@ def test_where_templates_are_kept(tmp_path, form):
         "file": {"chat_template__jinja": "{{ eos_token }}", "tokenizer_config__json": {"eos_token": "E"}},
     }
     card = load_model_card(write_model(tmp_path, **files[form]), "m")
-    assert card.tokenizer._chat_template.render(Conversation((Message("user", "x"),))) == "E"
+    assert card.chat_template.render(Conversation((Message("user", "x"),))) == "E"
 
 
 @pytest.mark.parametrize(
