@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from contracts.worker import WorkerKind, WorkerState
 from router.admission import Admission
+from router.breakers import BreakerReport, Breakers
 from router.choice import Chooser
 from router.openai_format import Json
 from router.pairs import Pair, PairBook, PairState
@@ -35,6 +36,7 @@ class HealthReport:
     missing: tuple[str, ...]
     pairs: dict[str, int]
     bad_pairs: tuple[BadPair, ...]
+    breakers: tuple[BreakerReport, ...] = ()  # those that are not closed
 
     @property
     def servable(self) -> bool:
@@ -44,19 +46,27 @@ class HealthReport:
     def as_json(self) -> dict[str, Json]:
         """For a body."""
         bad: list[Json] = [{"prefill": p.prefill, "decode": p.decode, "reason": p.reason} for p in self.bad_pairs]
+        breakers: list[Json] = [
+            {"worker": b.worker_id, "pool": b.pool, "state": b.state, "reason": b.reason, "rests_s": b.rests_s}
+            for b in self.breakers
+        ]
         return {
             "status": self.status,
             "ready": self.ready,
             "missing": self.missing,
             "pairs": self.pairs,
             "bad_pairs": bad,
+            "breakers": breakers,
         }
 
 
 class Health:
-    """Asks registry, chooser and book at every question; owns nothing."""
+    """Asks registry, chooser, book and breakers at every question; owns nothing."""
 
-    def __init__(self, registry: Registry, chooser: Chooser, book: PairBook, admission: Admission) -> None:
+    def __init__(
+        self, registry: Registry, chooser: Chooser, book: PairBook, admission: Admission, breakers: Breakers
+    ) -> None:
+        self._breakers = breakers
         self._registry = registry
         self._chooser = chooser
         self._book = book
@@ -73,7 +83,8 @@ class Health:
         servable = ready[WorkerKind.DECODE.value] > 0
         status = "stopping" if self._admission.closed else "ok" if servable else "unavailable"
         pairs = {state.value: states[state] for state in PairState}
-        return HealthReport(status, ready, tuple(missing), pairs, tuple(map(self._bad, self._chooser.bad_pairs())))
+        bad_pairs = tuple(map(self._bad, self._chooser.bad_pairs()))
+        return HealthReport(status, ready, tuple(missing), pairs, bad_pairs, self._breakers.report())
 
     def _bad(self, pair: Pair) -> BadPair:
         return BadPair(pair.prefill.worker_id, pair.decode.worker_id, self._book.reason(pair))

@@ -19,6 +19,7 @@ from contracts.errors import (
 from contracts.request import ErrorInfo, FinishReason, TokenDelta
 from contracts.sampling import SamplingParams
 from contracts.wire import error_info
+from contracts.worker import WorkerKind, WorkerRef
 from observability.stages import StageTimes
 from router.config import RetryConfig
 from router.exchange import Route
@@ -168,3 +169,19 @@ def test_an_end_that_an_attempt_was_told_of_already_is_counted_once(error):
         books.fail(before)
     assert again.value is before
     assert books.num_failures == failures
+
+
+def test_what_an_attempt_before_has_left_in_a_cache_is_no_hit_of_the_users():
+    books, _ = progress()
+    here, there = WorkerRef("d0", 1), WorkerRef("d1", 1)
+    for ref, cached, counted in ((here, 0, None), (here, 32, 0), (there, 48, 48)):
+        fresh, _ = progress()
+        for worker in (here, ref):
+            fresh.at[WorkerKind.DECODE] = worker
+            fresh.departed(Route.COLOCATED)
+        fresh.accept(TokenDelta("a", 0, (5,), num_cached_tokens=cached))
+        assert fresh.num_cached_tokens == (cached if counted is None else counted)
+    books.at[WorkerKind.DECODE] = here
+    books.departed(Route.COLOCATED)
+    books.accept(TokenDelta("a", 0, (5,), num_cached_tokens=16))
+    assert books.num_cached_tokens == 16
