@@ -6,6 +6,7 @@
     ├── Unauthenticated               UNAUTHENTICATED       no      never says what was presented
     ├── PermissionDenied              PERMISSION_DENIED     no      known, but not for this
     ├── Overloaded                    RESOURCE_EXHAUSTED    later
+    │   └── RateLimited               RESOURCE_EXHAUSTED    later   its caller's own limit, not ours
     ├── Unavailable                   UNAVAILABLE           yes
     │   ├── WorkerLost                UNAVAILABLE           yes
     │   └── RetriesSpent              UNAVAILABLE           later   so much fails that no more is tried again
@@ -28,7 +29,9 @@ Does not know gRPC or HTTP: `rpc.errors` and `router` translate.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from types import MappingProxyType
 from typing import ClassVar
 
 _SHOWN_CHARS = 80
@@ -102,6 +105,16 @@ class Overloaded(DiptychError):
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class RateLimited(Overloaded):
+    """The caller has used what it may use for now. `quota` says what is left, in the words of the answer's headers."""
+
+    quota: Mapping[str, str] = MappingProxyType({})  # stays so where the error is rebuilt from a status
+
+    def __init__(self, message: str, retry_after_s: float, quota: Mapping[str, str]) -> None:
+        super().__init__(message, retry_after_s)
+        self.quota = quota
 
 
 class Unavailable(DiptychError):

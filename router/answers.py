@@ -153,6 +153,12 @@ class Answers:
         num_given = sum(answer.num_tokens for answer in self.all)
         return Usage(len(progress.job.prompt_token_ids), num_given, progress.num_cached_tokens)
 
+    @property
+    def took(self) -> tuple[int, int]:
+        """Tokens that were worked on so far: of the prompt, and of all answers together."""
+        made = sum(len(answer.progress.token_ids) for answer in self.all)
+        return len(self.first.progress.job.prompt_token_ids), made
+
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """The pieces of all answers as they come; the last of them has the usage. Close it to cancel everything at once."""
         num_running = len(self.all)

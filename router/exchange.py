@@ -16,6 +16,7 @@ from contracts.sampling import SamplingParams
 from observability.stages import HandoffStats, StageTimes
 from router.caller import ANYBODY, Caller
 from router.chat_template import Conversation
+from router.quota import Quota
 
 
 class Route(StrEnum):
@@ -114,7 +115,8 @@ class Piece:
 
     Text may lag behind its tokens (half a character, the beginning of a stop string). `logprobs` is empty or as long as
     `token_ids`. `prompt_token_ids` come with each answer's first piece, `prompt_logprobs` when asked for with that of
-    answer 0, which is the first of all. `usage` comes with the last piece of all.
+    answer 0, which is the first of all. `usage` comes with the last piece of all, `quota` with the first where the caller has
+    limits.
     """
 
     text: str
@@ -125,6 +127,7 @@ class Piece:
     ending: Ending | None = None
     index: int = 0
     usage: Usage | None = None
+    quota: Quota | None = None
 
 
 def valid_traceparent(given: str) -> str:

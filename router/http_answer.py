@@ -18,7 +18,15 @@ from dataclasses import replace
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from contracts.errors import DiptychError, ErrorCode, InternalError, InvalidRequest, Overloaded, RetriesSpent
+from contracts.errors import (
+    DiptychError,
+    ErrorCode,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    RateLimited,
+    RetriesSpent,
+)
 from observability.log import get_logger
 from router.exchange import Piece
 from router.openai_format import DONE, Format, error_body, event
@@ -59,6 +67,8 @@ def error_parts(error: DiptychError) -> tuple[int, bytes, dict[str, str]]:
     headers = {}
     if error.code is ErrorCode.UNAUTHENTICATED:
         headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, RateLimited):
+        headers |= error.quota
     if isinstance(error, Overloaded | RetriesSpent):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     return status, error_body(error.message, kind, param, code), headers
@@ -116,13 +126,14 @@ class AnswerResponse(Response):
 
     async def _send_whole(self, pieces: AsyncGenerator[Piece, None], send: Send) -> None:
         answers = joined([piece async for piece in pieces])
-        await self._send_body(200, self._form.whole(answers), {}, send)
+        await self._send_body(200, self._form.whole(answers), _quota(answers[0]), send)
 
     async def _send_events(self, pieces: AsyncGenerator[Piece, None], send: Send) -> None:
         async for piece in pieces:
             data = self._form.chunk(piece)
             if not self._started:
-                await self._send_head(200, b"text/event-stream; charset=utf-8", {"Cache-Control": "no-cache"}, send)
+                headers = {"Cache-Control": "no-cache", **_quota(piece)}
+                await self._send_head(200, b"text/event-stream; charset=utf-8", headers, send)
             if piece.usage is not None:
                 data += self._form.closing(piece.usage) + DONE
             await send({"type": "http.response.body", "body": data, "more_body": True})
@@ -146,6 +157,10 @@ class AnswerResponse(Response):
         await send({"type": "http.response.start", "status": status, "headers": raw})
 
 
+def _quota(piece: Piece) -> Mapping[str, str]:
+    return {} if piece.quota is None else piece.quota.words()
+
+
 def joined(pieces: Sequence[Piece]) -> list[Piece]:
     """All pieces of each answer as one, in the order of their index; each has the usage of all."""
     by_index: dict[int, list[Piece]] = {}
@@ -164,6 +179,7 @@ def _joined(pieces: Sequence[Piece]) -> Piece:
         prompt_token_ids=pieces[0].prompt_token_ids,
         prompt_logprobs=tuple(entry for piece in pieces for entry in piece.prompt_logprobs),
         ending=pieces[-1].ending,
+        quota=pieces[0].quota,
     )
 
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Coroutine
-from dataclasses import dataclass
 
 from contracts.clock import Clock
-from contracts.errors import ConfigError, Unavailable
-from contracts.pb.diptych.v1 import inference_pb2_grpc, registry_pb2_grpc
+from contracts.errors import Unavailable
 from contracts.worker import WorkerKind
+from observability.admission_metrics import AdmissionSeries
 from observability.log import get_logger
 from observability.metrics import RouterMetrics, WorkerSample
 from observability.resilience_metrics import ResilienceMetrics
@@ -26,34 +25,32 @@ from router.breakers import Breakers
 from router.canary import Canary
 from router.choice import Chooser
 from router.config import RouterConfig
+from router.doors import Doors, Ports
 from router.flow import Flow
-from router.grpc_front import INFERENCE_SERVICE, REGISTRY_SERVICE, InferenceServicer, RegistryServicer
+from router.gate import Gate
+from router.grpc_front import InferenceServicer, RegistryServicer
 from router.halt import Halt
 from router.health import Health
 from router.http_front import FrontLimits, HttpFront
-from router.http_server import HttpServer
+from router.limits import LocalBuckets
 from router.model_card import load_model_card
 from router.pairs import PairBook
 from router.policies import make_policy
 from router.pools import Pools
+from router.prompting import Prompter
+from router.rate_limits import RateLimits
 from router.registry import EmbeddedRegistry
 from router.relief import relieve
 from router.retry_budget import RetryBudget
 from router.service import Inference
+from router.template_processes import TemplateProcesses
 from router.upkeep import kept_up
-from rpc.server import RpcServer, join_address
+from rpc.secure_channel import opener_for
+from rpc.server import join_address
 
 log = get_logger(__name__)
 _EXPIRY_CHECKS_PER_TTL = 4
 _HEALTH_CHECK_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """Where a router listens."""
-
-    http: int
-    grpc: int
 
 
 class RouterServer:
@@ -65,11 +62,14 @@ class RouterServer:
         self._clock = clock
         self._registry = EmbeddedRegistry(config.registry, config.model_name, clock)
         self._breakers = Breakers(config.breaker, clock)
-        self._pools = Pools(self._registry, self._breakers, config.channel)
-        self._admission = Admission(config.admission, clock)
+        self._pools = Pools(self._registry, self._breakers, config.channel, opener_for(config.access.tls))
         self._halt = Halt()
         card = load_model_card(config.model_dir, config.model_name)
         metrics = RouterMetrics(config.model_name, self._sample_workers, self._count_requests)
+        series = AdmissionSeries(metrics.registry)
+        self._admission = Admission(config.admission, clock, series.shed)
+        series.watch_queue(lambda: self._admission.waiting_tokens, lambda: self._admission.wait_s)
+        self._limits = RateLimits(config.limits, LocalBuckets(clock), series.limited)
         policies = {
             WorkerKind.PREFILL: make_policy(config.policies.prefill),
             WorkerKind.DECODE: make_policy(config.policies.decode),
@@ -84,24 +84,20 @@ class RouterServer:
         self._resilience = ResilienceMetrics(metrics.registry, self._breakers.samples, lambda: budget.num_refused)
         self._breakers.on_open = self._resilience.breaker_opened
         metrics.watch_bad_pairs(lambda: len(chooser.bad_pairs()))
-        service = Inference(card, self._admission, Flow(means, metrics), self._registry, clock, metrics)
+        self._templates = TemplateProcesses()
+        self._prompter = Prompter(card, self._templates)
+        gate = Gate(self._admission, self._limits)
+        service = Inference(self._prompter, gate, Flow(means, metrics), self._registry, clock, metrics)
         limits = FrontLimits(config.http.max_body_bytes, config.request_timeout_s)
-        self._http = HttpServer(config.http, HttpFront(service, self._health.report, metrics, limits, new_id).app)
-        self._grpc = RpcServer(config.grpc, (INFERENCE_SERVICE, REGISTRY_SERVICE))
-        servicer = InferenceServicer(service, config.request_timeout_s, new_id)
-        inference_pb2_grpc.add_InferenceServicer_to_server(servicer, self._grpc.grpc_server)
-        registry_pb2_grpc.add_RegistryServicer_to_server(RegistryServicer(self._registry), self._grpc.grpc_server)
+        front = HttpFront(service, self._health.report, metrics, limits, new_id)
+        self._doors = Doors(config)
+        servicer = InferenceServicer(service, config.request_timeout_s, new_id, self._doors.doorkeeper)
+        self._doors.serve(front.app, servicer, RegistryServicer(self._registry))
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> Ports:
-        """Open both doors. Raises ConfigError when a port is busy; then nothing stays open."""
-        http_port = self._http.bind()
-        try:
-            grpc_port = await self._grpc.start()
-        except ConfigError:
-            await self._http.stop(0.0)
-            raise
-        await self._http.start()
+        """Open the doors. Raises ConfigError when a port is busy; then nothing stays open."""
+        ports = await self._doors.start()
         upkeep = {"housekeeping": self._keep_house, "canary": self._canary.run}
         restarted = self._resilience.task_restarted
         self._tasks = [_watched(name, kept_up(name, make, self._clock, restarted)) for name, make in upkeep.items()]
@@ -109,16 +105,20 @@ class RouterServer:
         log.info(
             "ready",
             model=config.model_name,
-            http=join_address(config.http.host, http_port),
-            grpc=join_address(config.grpc.host, grpc_port),
+            http=join_address(config.http.host, ports.http),
+            grpc=join_address(config.grpc.host, ports.grpc),
         )
-        return Ports(http_port, grpc_port)
+        return ports
+
+    async def warm_up(self) -> None:
+        """Do now what the first request would wait for."""
+        await self._prompter.warm_up()
 
     async def drain(self) -> None:
         """Refuse new requests; return when the running ones have ended."""
         self._admission.close()
         self._canary.stop()
-        await self._grpc.set_serving(False)
+        await self._doors.set_serving(False)
         await self._admission.wait_idle()
 
     async def stop(self) -> None:
@@ -129,8 +129,9 @@ class RouterServer:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._http.stop(1.0)
-        await self._grpc.stop(1.0)
+        await self._doors.stop(1.0)
+        await self._limits.close()
+        await self._templates.close()
         await self._pools.close()
 
     async def _keep_house(self) -> None:
@@ -138,7 +139,8 @@ class RouterServer:
         while True:
             self._registry.expire()
             relieve(self._registry, self._pools)
-            await self._grpc.set_serving(self._health.report().servable)
+            self._doors.refresh()
+            await self._doors.set_serving(self._health.report().servable)
             await self._clock.sleep(min(self._config.registry.ttl_s / _EXPIRY_CHECKS_PER_TTL, _HEALTH_CHECK_S))
 
     def _sample_workers(self) -> list[WorkerSample]:

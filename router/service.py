@@ -1,4 +1,4 @@
-"""The router's onion, for every front alike: permit → validate → tokenise once → choose and run → stream.
+"""The router's onion, for every front alike: validate → gate (limits, permit) → tokenise once → choose and run → stream.
 
     Ask ──▶ answer ──▶ Piece, Piece, … , Piece(ending, usage)
 
@@ -21,10 +21,10 @@ from contracts.worker import WorkerKind
 from observability.log import get_logger
 from observability.metrics import RequestSample, RouterMetrics
 from observability.stages import StageTimes
-from router.admission import Admission
 from router.answers import Answers, Making, Times
 from router.exchange import Ask, Piece
 from router.flow import Flow
+from router.gate import Gate
 from router.progress import Job
 from router.prompting import Prompter
 from router.registry import Registry
@@ -41,7 +41,7 @@ class Inference:
     def __init__(
         self,
         prompter: Prompter,
-        admission: Admission,
+        gate: Gate,
         flow: Flow,
         registry: Registry,
         clock: Clock,
@@ -49,29 +49,36 @@ class Inference:
     ) -> None:
         self.card = prompter.card
         self.prompter = prompter
-        self._admission = admission
+        self._gate = gate
         self._making = Making(self.card.tokenizer, flow, clock, metrics)
         self._registry = registry
         self._clock = clock
         self._metrics = metrics
 
     async def answer(self, ask: Ask, timeout_s: float) -> AsyncGenerator[Piece, None]:
-        """The answers in pieces, each answer's last with an ending. `timeout_s` is this request's whole time."""
+        """The answers in pieces, each answer's last with an ending. It may take `timeout_s`; the ask itself may say less."""
         times = Times(self._clock.now())
         answers: Answers | None = None
         outcome = "CANCELLED"
         try:
-            async with self._admission.permit(ask.priority, times.arrived + timeout_s, ask.n):
+            self._validate(ask)
+            deadline = times.arrived + (timeout_s if ask.timeout_s is None else min(timeout_s, ask.timeout_s))
+            async with self._gate.enter(ask, deadline) as entry:
                 times.admitted = self._clock.now()
-                self._validate(ask)
-                job = await self._tokenise(ask, times.arrived + timeout_s)
+                job = await self._tokenise(ask, deadline)
                 times.tokenised = self._clock.now()
                 answers = Answers(ask, job, times, self._making)
-                async with aclosing(answers.pieces()) as pieces:
-                    async for piece in pieces:
-                        if piece.usage is not None and piece.ending is not None:
-                            outcome = piece.ending.reason.value
-                        yield piece
+                quota = entry.quota
+                try:
+                    async with aclosing(answers.pieces()) as pieces:
+                        async for piece in pieces:
+                            if piece.usage is not None and piece.ending is not None:
+                                outcome = piece.ending.reason.value
+                            if quota is not None:  # with the first piece
+                                piece, quota = replace(piece, quota=quota), None
+                            yield piece
+                finally:
+                    entry.took(*answers.took)
         except DiptychError as error:
             outcome = error.code.value
             raise
@@ -94,7 +101,7 @@ class Inference:
     @property
     def stopping(self) -> bool:
         """Whether new requests are refused because the router stops."""
-        return self._admission.closed
+        return self._gate.closed
 
     def check_model(self, name: str) -> None:
         """Raise ModelNotFound unless this is the served model; an empty name is."""

@@ -27,6 +27,7 @@ from contracts.errors import (
     NoRoom,
     Overloaded,
     PermissionDenied,
+    RateLimited,
     RequestCancelled,
     RetriesSpent,
     Unauthenticated,
@@ -54,6 +55,9 @@ def to_status(error: DiptychError) -> status_pb2.Status:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromNanoseconds(round(error.retry_after_s * 1e9))
         details.append(retry)
+    if isinstance(error, RateLimited):
+        quota = error_details_pb2.QuotaFailure.Violation(subject="caller", description=message)
+        details.append(error_details_pb2.QuotaFailure(violations=[quota]))
     return status_pb2.Status(
         code=code_pb2.Code.Value(error.code.value), message=message, details=[_pack(d) for d in details]
     )

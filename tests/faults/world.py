@@ -39,16 +39,19 @@ from router.attempts import Means
 from router.breakers import Breakers
 from router.canary import Canary
 from router.choice import Chooser
-from router.config import AdmissionConfig, BreakerConfig, CanaryConfig, RegistryConfig, RetryConfig
+from router.config import AdmissionConfig, BreakerConfig, CanaryConfig, LimitsConfig, RegistryConfig, RetryConfig
 from router.exchange import Ask, TokenPrompt
 from router.flow import Flow
+from router.gate import Gate
 from router.grpc_front import RegistryServicer
 from router.halt import Halt
+from router.limits import LocalBuckets
 from router.model_card import ModelCard, load_model_card
 from router.pairs import PairBook
 from router.policies import make_policy
 from router.pools import Pools
 from router.prompting import Prompter
+from router.rate_limits import RateLimits
 from router.registry import EmbeddedRegistry
 from router.retry_budget import RetryBudget
 from router.service import Inference
@@ -159,7 +162,10 @@ class World:
             RetryBudget(RETRY.budget, clock),
         )
         flow = Flow(means, self.metrics)
-        self.service = Inference(Prompter(model_card(), TemplateProcesses()), self.admission, flow, self.registry, clock, self.metrics)
+        gate = Gate(self.admission, RateLimits(LimitsConfig(), LocalBuckets(clock)))
+        self.service = Inference(
+            Prompter(model_card(), TemplateProcesses()), gate, flow, self.registry, clock, self.metrics
+        )
         canary = Canary(means, book, setup.canaries, self.metrics)
         self._own = [asyncio.ensure_future(self._keep_house()), asyncio.ensure_future(canary.run())]
 

@@ -6,26 +6,39 @@ import pytest
 
 from contracts.clock import VirtualClock, settle
 from contracts.errors import DeadlineExceeded, Overloaded, Unavailable
-from router.admission import Admission
+from router.admission import Admission, Demand
+from router.caller import ANYBODY, Caller
 from router.config import AdmissionConfig
 
 
 class Door:
-    def __init__(self, max_running=1, max_waiting=2):
+    def __init__(self, max_running=1, max_waiting=2, **config):
         self.clock = VirtualClock()
-        self.admission = Admission(AdmissionConfig(max_running, max_waiting), self.clock)
+        self.shed = []
+        self.admission = Admission(AdmissionConfig(max_running, max_waiting, **config), self.clock, self.shed.append)
         self.entered = []
 
-    def knock(self, name, priority=0, deadline=100.0, num_answers=1):
+    def knock(self, name, priority=0, deadline=1e9, num_answers=1, caller=ANYBODY, tokens=1.0):
         """A request that stays until its event is set."""
         leave = asyncio.Event()
+        demand = Demand(deadline=deadline, caller=caller, priority=priority, num_answers=num_answers, tokens=tokens)
 
         async def visit():
-            async with self.admission.permit(priority, deadline, num_answers):
+            async with self.admission.permit(demand) as permit:
                 self.entered.append(name)
                 await leave.wait()
+                permit.tokens = tokens
 
         return asyncio.create_task(visit()), leave
+
+    async def learn(self, seconds, tokens=1.0):
+        """Let it see what requests of so many tokens take."""
+        for _ in range(4):
+            visit, leave = self.knock("learn", tokens=tokens)
+            await self.clock.advance(seconds)
+            leave.set()
+            await visit
+        self.entered.clear()
 
 
 async def test_bounds_and_order_of_arrival():
@@ -34,7 +47,7 @@ async def test_bounds_and_order_of_arrival():
     await settle()
     assert (door.admission.num_running, door.admission.num_waiting) == (1, 2)
     with pytest.raises(Overloaded) as full:
-        async with door.admission.permit(0, 100.0):
+        async with door.admission.permit(Demand(deadline=100.0)):
             pass
     assert full.value.retry_after_s >= 1
     for _, leave in visits:
@@ -112,7 +125,7 @@ async def test_closing_lets_those_who_wait_finish():
     await settle()
     door.admission.close()
     with pytest.raises(Unavailable):
-        async with door.admission.permit(0, 100.0):
+        async with door.admission.permit(Demand(deadline=100.0)):
             pass
     idle = asyncio.create_task(door.admission.wait_idle())
     for _, leave in visits:
@@ -146,7 +159,7 @@ async def test_a_request_of_several_answers_gets_all_its_places_at_once():
 async def test_a_large_request_that_gives_up_lets_those_behind_it_in(how):
     door = Door(max_running=3)
     first, leave = door.knock("a", num_answers=2)
-    large, _ = door.knock("large", num_answers=3, deadline=3.0 if how == "is late" else 100.0)
+    large, _ = door.knock("large", num_answers=3, deadline=3.0 if how == "is late" else 1e9)
     await settle()
     small, small_leave = door.knock("small")
     await settle()
@@ -179,3 +192,144 @@ async def test_a_better_priority_does_not_wait_for_a_large_request_that_has_no_r
     await door.admission.wait_idle()
     await settle()
     assert door.entered == ["a", "urgent", "large"]
+
+
+async def refusal(visit):
+    with pytest.raises(Overloaded) as caught:
+        await visit
+    return caught.value
+
+
+async def test_a_thousand_requests_of_one_key_do_not_delay_the_one_of_another():
+    door = Door(max_running=2, max_waiting=2000)
+    heavy = [door.knock(f"a{i}", caller=Caller(name="a"), tokens=100) for i in range(1000)]
+    await settle()
+    light = door.knock("b", caller=Caller(name="b"), tokens=100)
+    visits = [*heavy, light]
+    for _, leave in heavy:
+        leave.set()
+        await settle()
+        if "b" in door.entered:
+            break
+    assert door.entered.index("b") <= 4
+    for _, leave in visits:
+        leave.set()
+    await door.admission.wait_idle()
+    assert len(door.entered) == 1001
+
+
+async def test_nobody_is_let_in_at_a_better_priority_than_its_key_allows():
+    door = Door(max_waiting=9)
+    visits = [door.knock("a"), door.knock("b")]
+    visits.append(door.knock("clamped", priority=-5, caller=Caller(name="c", best_priority=3)))
+    visits.append(door.knock("free", priority=-5, caller=Caller(name="d")))
+    await settle()
+    for _, leave in visits:
+        leave.set()
+    await door.admission.wait_idle()
+    assert door.entered == ["a", "free", "b", "clamped"]
+
+
+async def test_a_full_queue_still_has_room_for_who_asks_little():
+    door = Door(max_waiting=3)
+    heavy = [door.knock(f"a{i}", caller=Caller(name="a")) for i in range(4)]
+    await settle()
+    light, leave = door.knock("b", caller=Caller(name="b"))
+    pushed_out = await refusal(heavy[-1][0])
+    assert "others have a better right" in pushed_out.message
+    assert door.admission.num_waiting == 3
+    again, _ = door.knock("a4", caller=Caller(name="a"))
+    assert "which is the limit" in (await refusal(again)).message
+    assert door.shed == ["pushed_out", "full"]
+    leave.set()
+    for _, done in heavy:
+        done.set()
+    await door.admission.wait_idle()
+    await light
+    assert door.entered == ["a0", "b", "a1", "a2"] or door.entered == ["a0", "a1", "b", "a2"]
+
+
+async def test_a_better_priority_pushes_a_worse_one_out_and_never_the_other_way():
+    door = Door(max_waiting=1)
+    _, leave = door.knock("running")
+    worse, _ = door.knock("worse", priority=5)
+    await settle()
+    better, better_leave = door.knock("better", priority=1)
+    await refusal(worse)
+    third, _ = door.knock("third", priority=5, caller=Caller(name="other"))
+    await refusal(third)
+    leave.set()
+    better_leave.set()
+    await better
+
+
+async def test_who_is_sent_away_is_told_when_the_queue_has_moved_and_each_a_later_time():
+    door = Door(max_running=2, max_waiting=4)
+    await door.learn(10.0, tokens=100)
+    visits = [door.knock(str(i), tokens=100) for i in range(6)]
+    await settle()
+    assert door.admission.wait_s == pytest.approx(20.0, rel=0.01), "four of 10 s on two places"
+    told = [(await refusal(door.knock("late", tokens=100)[0])).retry_after_s for _ in range(12)]
+    assert told[:3] == [pytest.approx(20.0), pytest.approx(25.0), pytest.approx(30.0)]
+    assert told == sorted(told)
+    assert told[-1] == 60.0, "and nobody is sent away for ever"
+    for _, leave in visits:
+        leave.set()
+    await door.admission.wait_idle()
+
+
+async def test_who_cannot_be_in_time_is_told_so_at_once():
+    door = Door(max_running=1, max_waiting=9)
+    await door.learn(10.0, tokens=100)
+    visits = [door.knock(str(i), tokens=100) for i in range(3)]
+    await settle()
+    now = door.clock.now()
+    late, _ = door.knock("late", deadline=now + 29.0, tokens=100)
+    error = await refusal(late)
+    assert "20.0 s of waiting" in error.message
+    assert error.retry_after_s == pytest.approx(1.0)
+    visits.append(door.knock("in time", deadline=now + 31.0, tokens=100))
+    await settle()
+    assert door.admission.num_waiting == 3
+    small, _ = door.knock("small", deadline=now + 5.0, tokens=1)
+    await refusal(small)
+    assert door.shed == ["deadline", "deadline"]
+    for _, leave in visits:
+        leave.set()
+    await door.admission.wait_idle()
+
+
+async def test_a_longer_wait_than_the_limit_is_refused():
+    door = Door(max_running=1, max_waiting=9, max_wait_s=15.0)
+    await door.learn(10.0)
+    visits = [door.knock(str(i)) for i in range(3)]
+    await settle()
+    error = await refusal(door.knock("fourth")[0])
+    assert "15 s is the limit" in error.message
+    assert error.retry_after_s == pytest.approx(5.0)
+    for _, leave in visits:
+        leave.set()
+    await door.admission.wait_idle()
+
+
+async def test_those_that_wait_are_bounded_in_tokens():
+    door = Door(max_running=1, max_waiting=9, max_waiting_tokens=100)
+    visits = [door.knock("runs"), door.knock("huge", tokens=500, caller=Caller(name="a"))]
+    await settle()
+    assert door.admission.num_waiting == 1, "one alone may wait, whatever its size"
+    error = await refusal(door.knock("more", tokens=1, caller=Caller(name="a"))[0])
+    assert "about 500 tokens" in error.message
+    for _, leave in visits:
+        leave.set()
+    await door.admission.wait_idle()
+    assert door.shed == ["full_tokens"]
+
+
+async def test_an_idle_router_lets_everybody_try():
+    door = Door()
+    await door.learn(10.0, tokens=1.0)
+    visit, leave = door.knock("large", deadline=door.clock.now() + 1.0, tokens=1000.0)
+    await settle()
+    leave.set()
+    await visit
+    assert door.entered == ["large"]
