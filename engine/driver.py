@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from contracts.worker import WorkerLoad, WorkerState
 from engine.engine import Engine
+from engine.kv.block_news import BlockChanges
 from engine.loop import EngineLoop, LoopFactory
 from engine.output import StepOutput
 
@@ -27,7 +28,9 @@ STARVED_LIMIT_S = 60.0  # longer than any hand-off may hold blocks that all work
 class EngineDriver:
     """Owns the engine's loop, which `loop` makes: a thread unless told otherwise. Made and used in one running event loop.
 
-    `on_step`, if set before the start, is called in the engine's thread after every step that made progress.
+    `on_step`, if set before the start, is called in the engine's thread after every step that made progress. `on_blocks`, if
+    set, hears on the event loop of each step's changes in the prefix cache while the engine's `block_news` are listened to,
+    and before that step's output.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class EngineDriver:
         self._on_output = on_output
         self._on_started = on_started
         self.on_step: Callable[[StepOutput], None] | None = None
+        self.on_blocks: Callable[[BlockChanges], None] | None = None
         self._load = WorkerLoad()
         self._started = False
         self._fatal: asyncio.Future[BaseException] = self._event_loop.create_future()
@@ -108,6 +112,9 @@ class EngineDriver:
         self._note_load(self._engine)
         if self.on_step is not None:
             self.on_step(output)
+        changes = self._engine.block_news.take()
+        if changes is not None and self.on_blocks is not None:
+            self._event_loop.call_soon_threadsafe(self.on_blocks, changes)
         if output.deltas or output.progress or output.retained:
             self._event_loop.call_soon_threadsafe(self._on_output, output)
 

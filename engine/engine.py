@@ -68,7 +68,8 @@ class _Step:
 class Engine:
     """Owns the scheduler, the KV books and every request between admit/adopt and its last delta.
 
-    `pace` knows how long steps take here, from warm-up on; it may be read in any thread.
+    `pace` knows how long steps take here, from warm-up on; it may be read in any thread. `block_news` tells what the prefix cache
+    finds, to whoever listens.
     """
 
     def __init__(self, runner: ModelRunner, config: EngineConfig, clock: Clock, pace: Pace | None = None) -> None:
@@ -80,6 +81,7 @@ class Engine:
         self._limits = EngineLimits(runner.vocab_size, runner.max_model_len, runner.num_blocks, layout)
         caching = self._config.enable_prefix_caching
         self._kv = KVCacheManager(runner.num_blocks, layout.block_size, layout.hash_seed, enable_prefix_caching=caching)
+        self.block_news = self._kv.news
         self._scheduler = Scheduler(self._config, self._kv)
         self._roster = Roster()
         self._lent = LentLeases()

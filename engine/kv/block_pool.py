@@ -7,13 +7,15 @@
       └───────────────── KEPT (count 0, content and name intact)
 
 A kept block counts as free: allocate takes plain free blocks first, then evicts the kept block that was let go longest
-ago. A named block may carry a seal: whatever its holder wants to know of its content later. Does not know leases, tokens or
-what a name or a seal means.
+ago. A named block may carry a seal: whatever its holder wants to know of its content later. What becomes of names is told to
+`news`, for whoever listens. Does not know leases, tokens or what a name or a seal means.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from engine.kv.block_news import BlockNews
 
 
 class PoolCorrupted(RuntimeError):
@@ -30,6 +32,7 @@ class BlockPool:
         self._name_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
         self._seal_of: dict[int, bytes] = {}
+        self.news = BlockNews(self._block_of)
 
     @property
     def num_blocks(self) -> int:
@@ -75,6 +78,7 @@ class BlockPool:
         if name not in self._block_of:
             self._name_of[block_id] = name
             self._block_of[name] = block_id
+            self.news.on_stored(name)
 
     def seal(self, block_id: int, seal: bytes) -> None:
         """Keep `seal` as long as the block keeps its name. A nameless block takes none, a sealed one keeps its first."""
@@ -87,10 +91,8 @@ class BlockPool:
 
     def forget(self, block_id: int) -> None:
         """A held block's content is not what its name says: nobody finds it any more, and it is free once it is let go."""
-        name = self._name_of.pop(block_id, None)
-        if name is not None:
-            del self._block_of[name]
-            self._seal_of.pop(block_id, None)
+        if block_id in self._name_of:
+            self._unname(block_id)
 
     def find(self, name: bytes) -> int | None:
         """The block whose content has this name."""
@@ -120,6 +122,11 @@ class BlockPool:
     def _evict(self) -> int:
         block_id = next(iter(self._kept))
         del self._kept[block_id]
-        del self._block_of[self._name_of.pop(block_id)]
-        self._seal_of.pop(block_id, None)
+        self._unname(block_id)
         return block_id
+
+    def _unname(self, block_id: int) -> None:
+        name = self._name_of.pop(block_id)
+        del self._block_of[name]
+        self._seal_of.pop(block_id, None)
+        self.news.on_removed(name)

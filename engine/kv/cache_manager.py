@@ -23,6 +23,7 @@ class KVCacheManager:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self._pool = BlockPool(num_blocks)
+        self.news = self._pool.news
         self.block_size = block_size
         self._enable_prefix_caching = enable_prefix_caching
         self._leases: set[KVLease] = set()

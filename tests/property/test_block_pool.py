@@ -1,4 +1,4 @@
-"""The block pool against a model that is a few lists: who holds what, and in which order kept blocks are evicted."""
+"""The block pool against a model that is a few lists: who holds what, in which order kept blocks are evicted, what is told."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -18,6 +18,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.held: list[list[int]] = []
         self.names: dict[bytes, int] = {}
         self.kept: list[int] = []  # oldest first
+        self.told: set[bytes] | None = None  # what a listener who took all news knows of
 
     def num_holders(self) -> list[int]:
         return [sum(blocks.count(i) for blocks in self.held) for i in range(NUM_BLOCKS)]
@@ -62,6 +63,36 @@ class PoolMachine(RuleBasedStateMachine):
             self.pool.pin(blocks)
             self.kept = [b for b in self.kept if b not in blocks]
             self.held.append(blocks)
+
+    @rule()
+    def listen(self):
+        self.told = set(self.pool.news.listen())
+        assert self.told == set(self.names)
+
+    @rule()
+    def ignore(self):
+        self.pool.news.ignore()
+        self.told = None
+
+    @rule()
+    def take(self):
+        changes = self.pool.news.take()
+        if self.told is None:
+            assert changes is None
+            return
+        stored, removed = (set(changes.stored), set(changes.removed)) if changes is not None else (set(), set())
+        assert not stored & self.told, "what was known is not told again"
+        assert removed <= self.told, "what came and went in between is not told at all"
+        self.told = (self.told - removed) | stored
+        assert self.told == set(self.names)
+
+    @rule(data=st.data())
+    def forget(self, data):
+        candidates = [b for b, n in enumerate(self.num_holders()) if n]
+        if candidates:
+            block = data.draw(st.sampled_from(candidates))
+            self.pool.forget(block)
+            self.names = {name: b for name, b in self.names.items() if b != block}
 
     @invariant()
     def books_balance(self):
