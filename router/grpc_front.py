@@ -30,7 +30,7 @@ from router.exchange import Ask, ChatPrompt, Piece, Prompt, Route, TextPrompt, T
 from router.key_door import authorization
 from router.keys import Doorkeeper
 from router.model_card import ModelCard
-from router.registry import Registry
+from router.registry import OpenRegistry
 from router.service import Inference
 
 INFERENCE_SERVICE: str = pb.DESCRIPTOR.services_by_name["Inference"].full_name
@@ -79,7 +79,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 class RegistryServicer(registry_pb2_grpc.RegistryServicer):
     """Serves Registry over any registry."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: OpenRegistry) -> None:
         self._registry = registry
 
     async def Announce(

@@ -26,6 +26,7 @@ from router.canary import Canary
 from router.choice import Chooser
 from router.config import RouterConfig
 from router.doors import Doors, Ports
+from router.embedded_registry import EmbeddedRegistry
 from router.flow import Flow
 from router.gate import Gate
 from router.grpc_front import InferenceServicer, RegistryServicer
@@ -39,7 +40,6 @@ from router.policies import make_policy
 from router.pools import Pools
 from router.prompting import Prompter
 from router.rate_limits import RateLimits
-from router.registry import EmbeddedRegistry
 from router.relief import relieve
 from router.retry_budget import RetryBudget
 from router.service import Inference

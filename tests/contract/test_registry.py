@@ -14,7 +14,8 @@ from contracts.errors import LayoutMismatch, StaleEpoch, WorkerIdTaken
 from contracts.kv_layout import KVLayout
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef, WorkerState
 from router.config import RegistryConfig
-from router.registry import ChangeKind, EmbeddedRegistry
+from router.embedded_registry import EmbeddedRegistry
+from router.registry import ChangeKind
 from rpc.announce import UNHEARD, Announcer
 
 LAYOUT = KVLayout("m", "float32", 1, 1, 8, 16)

@@ -40,6 +40,7 @@ from router.breakers import Breakers
 from router.canary import Canary
 from router.choice import Chooser
 from router.config import AdmissionConfig, BreakerConfig, CanaryConfig, LimitsConfig, RegistryConfig, RetryConfig
+from router.embedded_registry import EmbeddedRegistry
 from router.exchange import Ask, TokenPrompt
 from router.flow import Flow
 from router.gate import Gate
@@ -52,7 +53,6 @@ from router.policies import make_policy
 from router.pools import Pools
 from router.prompting import Prompter
 from router.rate_limits import RateLimits
-from router.registry import EmbeddedRegistry
 from router.retry_budget import RetryBudget
 from router.service import Inference
 from router.template_processes import TemplateProcesses
