@@ -86,7 +86,7 @@ def router_config(tmp_path: Path, **changes) -> RouterConfig:
 async def running_router(config: RouterConfig) -> AsyncIterator[Running]:
     router = RouterServer(config, MonotonicClock())
     ports = await router.start()
-    cluster = Cluster(f"127.0.0.1:{ports.grpc}", config.model_name)
+    cluster = Cluster(f"127.0.0.1:{ports.workers}", config.model_name)
     card = load_model_card(config.model_dir, config.model_name)
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports.http}", timeout=15, trust_env=False) as http:
         try:
