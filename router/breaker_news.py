@@ -1,0 +1,85 @@
+"""Routers that share a Redis warn each other of workers whose breakers open: one message per opening, published to all.
+
+    our breaker opens ──▶ waits here ──PUBLISH──▶ Redis ──▶ every router: `Breakers.warn`, unless it is from this router
+
+While Redis is away nobody is warned and each router goes on alone: what would have been said is not said later, because by
+then it is no news. A message that cannot be read is counted as nothing and logged. Does not know what a breaker is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+
+from contracts.clock import Clock
+from contracts.errors import Unavailable
+from contracts.worker import WorkerRef
+from observability.log import get_logger
+from registry.link import RedisLink
+from registry.subscription import Message, Subscription
+
+log = get_logger(__name__)
+CHANNEL = "diptych:breakers"
+_MOST_WAITING = 256
+_MOST_CHARS = 200  # of a reason
+_MOST_BYTES = 4096  # of a message
+
+
+class BreakerNews:
+    """Publishes our openings and hears those of others, while `run` runs. `warn` is told of each; used on the event loop."""
+
+    def __init__(self, link: RedisLink, clock: Clock, router_id: str, warn: Callable[[WorkerRef, str], object]) -> None:
+        """`link` is the caller's to start and close."""
+        self._link = link
+        self._clock = clock
+        self._router_id = router_id
+        self._warn = warn
+        self._waiting: asyncio.Queue[bytes] = asyncio.Queue(_MOST_WAITING)
+
+    def tripped(self, ref: WorkerRef, reason: str) -> None:
+        """Say that our breaker for this worker has opened. Never waits; without Redis it is not said."""
+        if self._link.up and not self._waiting.full():
+            word = {
+                "router": self._router_id,
+                "worker": ref.worker_id,
+                "epoch": ref.epoch,
+                "reason": reason[:_MOST_CHARS],
+            }
+            self._waiting.put_nowait(json.dumps(word).encode())
+
+    async def run(self) -> None:
+        """Publish and listen until cancelled."""
+        subscription = Subscription(self._link, [CHANNEL], self._clock)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._publish())
+                group.create_task(self._listen(subscription))
+        finally:
+            await subscription.close()
+
+    async def _publish(self) -> None:
+        while True:
+            word = await self._waiting.get()
+            try:
+                await self._link.run("PUBLISH", CHANNEL, word)
+            except Unavailable as error:
+                log.info("other routers are not warned", reason=error.message)
+
+    async def _listen(self, subscription: Subscription) -> None:
+        async for event in subscription:
+            if isinstance(event, Message):
+                self._hear(event.data)
+
+    def _hear(self, data: bytes) -> None:
+        try:
+            if len(data) > _MOST_BYTES:
+                raise ValueError(f"{len(data)} bytes")
+            match json.loads(data):
+                case {"router": str(router), "worker": str(worker), "epoch": int(epoch), "reason": str(reason)}:
+                    if router != self._router_id:
+                        self._warn(WorkerRef(worker, epoch), reason[:_MOST_CHARS])
+                case other:
+                    raise ValueError(f"{other!r:.80}")
+        except (ValueError, RecursionError) as error:
+            log.warning("a warning of another router cannot be read", reason=str(error)[:_MOST_CHARS])
