@@ -47,9 +47,7 @@ _LeaveContext = grpc.aio.ServicerContext[registry_pb2.LeaveRequest, registry_pb2
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     """Serves Inference. `new_id` names requests whose clients did not; `doorkeeper` knows whose they are."""
 
-    def __init__(
-        self, service: Inference, timeout_s: float, new_id: Callable[[], str], doorkeeper: Doorkeeper
-    ) -> None:
+    def __init__(self, service: Inference, timeout_s: float, new_id: Callable[[], str], doorkeeper: Doorkeeper) -> None:
         self._service = service
         self._timeout_s = timeout_s
         self._new_id = new_id
@@ -61,11 +59,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         """See the service's definition."""
         caller = self._doorkeeper.caller(authorization(tuple(context.invocation_metadata() or ())))
         ask = ask_from_pb(request, self._service.card, self._new_id, _traceparent(context))
-        ask = replace(ask, caller=caller)
-        client_s = context.time_remaining()
-        timeout_s = self._timeout_s if client_s is None else min(client_s, self._timeout_s)
-        async with aclosing(self._service.answer(ask, timeout_s)) as pieces:
+        ask = replace(ask, caller=caller, timeout_s=context.time_remaining())
+        async with aclosing(self._service.answer(ask, self._timeout_s)) as pieces:
             async for piece in pieces:
+                if piece.quota is not None:
+                    await context.send_initial_metadata(tuple(piece.quota.words().items()))
                 yield piece_to_pb(ask.request_id, piece)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: _ListContext) -> pb.ListModelsResponse:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from starlette.routing import Route
 
 from contracts.errors import DiptychError, InternalError, InvalidRequest, shown
 from observability.metrics import RouterMetrics
+from router.deadlines import wanted_timeout_s
 from router.exchange import Ask, TextPrompt, valid_traceparent
 from router.health import HealthReport
 from router.http_answer import AnswerResponse, error_response
@@ -76,7 +78,9 @@ class HttpFront:
         body = parse(ChatBody, await self._body(request))
         request_id = _given_id(request) or _checked_id("request_id", body.request_id or "") or request_id
         ask = replace(
-            chat_ask(body, self._service.card, request_id, _traceparent(request)), caller=caller_of(request)
+            chat_ask(body, self._service.card, request_id, _traceparent(request)),
+            caller=caller_of(request),
+            timeout_s=wanted_timeout_s(request),
         )
         frame = self._frame(body, f"chatcmpl-{request_id}", logprobs=body.logprobs is True)
         return self._answer(ask, ChatFormat(frame), body)
@@ -85,7 +89,9 @@ class HttpFront:
         body = parse(CompletionBody, await self._body(request))
         request_id = _given_id(request) or _checked_id("request_id", body.request_id or "") or request_id
         ask = replace(
-            completion_ask(body, self._service.card, request_id, _traceparent(request)), caller=caller_of(request)
+            completion_ask(body, self._service.card, request_id, _traceparent(request)),
+            caller=caller_of(request),
+            timeout_s=wanted_timeout_s(request),
         )
         text = ask.prompt.text if isinstance(ask.prompt, TextPrompt) else None
         echo = Echo(text, ask.skip_special_tokens) if body.echo else None
@@ -140,11 +146,12 @@ class HttpFront:
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("", "identity"):
             raise _Refused(415, f"Content-Encoding: got {shown(encoding)}, must be identity", "unsupported_encoding")
+        limit_s = min(self._limits.request_timeout_s, wanted_timeout_s(request) or math.inf)
         try:
-            async with asyncio.timeout(self._limits.request_timeout_s):
+            async with asyncio.timeout(limit_s):
                 return await self._read(request)
         except TimeoutError as error:
-            waited = f"body: not complete after {self._limits.request_timeout_s:g} s, which is the limit"
+            waited = f"body: not complete after {limit_s:g} s, which is the limit"
             raise _Refused(408, waited, "request_timeout") from error
 
     async def _read(self, request: Request) -> bytes:
