@@ -23,6 +23,8 @@ from observability.log import get_logger
 from router.config import HttpConfig
 from router.http_protocol import HttpProtocol
 from rpc.server import join_address
+from rpc.tls import TlsFiles
+from rpc.tls_context import server_context
 
 log = get_logger(__name__)
 
@@ -34,21 +36,23 @@ class HttpServer:
         self._config = config
         self._socket: socket.socket | None = None
         self._task: asyncio.Task[None] | None = None
-        self._server = _Uvicorn(
-            uvicorn.Config(
-                app,
-                http=_patience(config.stall_s),
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=config.keep_alive_s,
-            )
+        self._uvicorn_config = uvicorn.Config(
+            app,
+            http=_patience(config.stall_s),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=config.keep_alive_s,
         )
+        self._server = _Uvicorn(self._uvicorn_config)
 
     def bind(self) -> int:
-        """Take the port and return it. Raises ConfigError when it cannot be had."""
+        """Take the port and return it. Raises ConfigError when it cannot be had, or a TLS file cannot be used."""
+        self._uvicorn_config.load()
+        if self._config.tls is not None and self._config.tls.listens:
+            self._uvicorn_config.ssl = server_context(TlsFiles(self._config.tls))
         host, port = self._config.host.strip("[]"), self._config.port
         try:
             family, kind, proto, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
