@@ -22,9 +22,10 @@ from engine.driver import EngineDriver
 from engine.engine import Engine, KVLease
 from engine.loop import EngineLoop, LoopFactory
 from kv_transfer.config import ReceiverConfig
-from kv_transfer.endings import report
+from kv_transfer.endings import report, until_done
 from kv_transfer.links import Side
 from kv_transfer.receiver import Receiver
+from worker.block_feed import BlockFeed
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class DecodeWorker:
         self._clock: Clock = engine.clock
         self._config = config
         self.driver = EngineDriver(engine, lambda output: self._book.deliver(output.deltas), loop=loop)
+        self.blocks = BlockFeed(self.driver)
         self._book = AnswerBook(self._abort, self._clock, config.outputs)
         self.desk = AnswerDesk(ref, self.driver, self._book, config.session_batches)
         self._sweeping: asyncio.Task[None] | None = None
@@ -92,6 +94,7 @@ class DecodeWorker:
         go on elsewhere. Returns when nothing is left.
         """
         self._state = WorkerState.DRAINING
+        self.blocks.close()
         enough_at = self._clock.now() + patience_s
         self.desk.drain(self._pool.holds)
         handoffs = asyncio.ensure_future(self.receiver.drain(patience_s))
@@ -101,12 +104,14 @@ class DecodeWorker:
                 await self._clock.sleep(self._config.drain_poll_s)
         finally:
             handoffs.cancel()
-            await asyncio.wait((handoffs,))
+            await until_done(handoffs)
         self.desk.end_sessions()
+        handoffs.result()  # a fault of the receiver is no drain that went well
 
     async def stop(self) -> None:
         """Abort what is left, stop the engine. Connectors are the caller's to close. Idempotent."""
         self._state = WorkerState.GONE
+        self.blocks.close()
         await self.desk.close()
         if self._sweeping is not None:
             self._sweeping.cancel()

@@ -26,6 +26,7 @@ from kv_transfer.links import Links, Side
 from observability.log import get_logger
 from prefill_service.peer import PeerSource
 from prefill_service.run import PrefillRun, RunConfig, RunParts
+from worker.block_feed import BlockFeed
 
 log = get_logger(__name__)
 
@@ -40,6 +41,7 @@ class PrefillWorker:
         self.ref = side.ref
         self._clock: Clock = engine.clock
         self.driver = EngineDriver(engine, self._on_output, self._on_started, loop)
+        self.blocks = BlockFeed(self.driver)
         self._peers = peers
         self._links = Links(side, config.sender)
         self._parts = RunParts(self.driver, self._links, peers, self._clock, config)
@@ -106,6 +108,7 @@ class PrefillWorker:
         Returns when none is left.
         """
         self._state = WorkerState.DRAINING
+        self.blocks.close()
         try:
             await within(self._clock, patience_s, self._idle.wait())
         except TimeoutError:
@@ -116,6 +119,7 @@ class PrefillWorker:
     async def stop(self) -> None:
         """Stop the engine; whoever still runs gets Unavailable. Connectors are the caller's to close. Idempotent."""
         self._state = WorkerState.GONE
+        self.blocks.close()
         while self._settling:
             await asyncio.wait(set(self._settling))
         await self._links.close()

@@ -16,6 +16,7 @@ from typing import Protocol
 import grpc
 
 from contracts.clock import Clock, MonotonicClock
+from contracts.pb.diptych.v1 import blocks_pb2_grpc
 from contracts.worker import WorkerInfo, WorkerKind, WorkerRef, new_epoch
 from engine.build import load
 from engine.config import EngineConfig
@@ -36,6 +37,9 @@ from rpc.announce import Announcer, GrpcRegistryClient
 from rpc.lifecycle import Lifecycle, ServedWorker, honest_load
 from rpc.process import MetricsPort, StopSignals, abandon, in_daemon_thread
 from rpc.server import RpcServer
+from worker.block_feed import BlockFeed
+from worker.block_servicer import SERVICE_NAME as BLOCK_EVENTS
+from worker.block_servicer import BlockEventsServicer
 from worker.config import WorkerConfig
 
 log = get_logger(__name__)
@@ -47,6 +51,11 @@ class DoorWorker(ServedWorker, Protocol):
     @property
     def driver(self) -> EngineDriver:
         """The engine and its thread."""
+        ...
+
+    @property
+    def blocks(self) -> BlockFeed:
+        """What its prefix cache has, for who wants to know."""
         ...
 
     def start(self) -> None:
@@ -93,7 +102,7 @@ def build(config: WorkerConfig) -> Computer:
 
 async def serve(config: WorkerConfig, door: Door) -> None:
     """Run the worker until a signal; returns once it is drained. Raises ConfigError, ModelLoadError or FatalError."""
-    server = RpcServer(config.server, door.service_names)
+    server = RpcServer(config.server, (*door.service_names, BLOCK_EVENTS))
     async with StopSignals() as signals, AsyncExitStack() as stack:
         stack.push_async_callback(server.stop, 0)
         server.bind()
@@ -109,6 +118,8 @@ async def serve(config: WorkerConfig, door: Door) -> None:
         metrics = WorkerMetrics()
         engine = Engine(computer.runner, EngineConfig(config.scheduler), clock, computer.pace)
         worker = door.open(side, engine, server.grpc_server, metrics)
+        events = BlockEventsServicer(ref, worker.blocks)
+        blocks_pb2_grpc.add_BlockEventsServicer_to_server(events, server.grpc_server)
         stack.push_async_callback(worker.stop)
         _serve_metrics(config, worker, metrics, stack)
         worker.start()

@@ -16,7 +16,14 @@ import grpc
 from contracts import wire, wire_handoff
 from contracts.clock import MonotonicClock
 from contracts.kv_layout import KVLayout
-from contracts.pb.diptych.v1 import decode_pb2, decode_pb2_grpc, handoff_pb2_grpc, prefill_pb2, prefill_pb2_grpc
+from contracts.pb.diptych.v1 import (
+    blocks_pb2_grpc,
+    decode_pb2,
+    decode_pb2_grpc,
+    handoff_pb2_grpc,
+    prefill_pb2,
+    prefill_pb2_grpc,
+)
 from contracts.request import FinishReason, GenerationRequest, TokenDelta
 from contracts.sampling import SamplingParams
 from contracts.worker import WorkerRef
@@ -40,6 +47,7 @@ from prefill_service.servicer import PrefillServicer
 from prefill_service.worker import PrefillWorker
 from rpc.channel import open_channel
 from rpc.server import RpcServer, ServerConfig
+from worker.block_servicer import BlockEventsServicer
 
 MODEL = FakeModel(max_model_len=512, eos_token_ids=frozenset({0}))
 PATIENCE_S = 20.0
@@ -224,6 +232,7 @@ async def _serve(
     region, stack = held
     stack.push_async_callback(worker.stop)
     stack.push_async_callback(server.stop, 0)
+    blocks_pb2_grpc.add_BlockEventsServicer_to_server(BlockEventsServicer(ref, worker.blocks), server.grpc_server)
     port = await server.start()
     worker.start()
     channel = open_channel(f"127.0.0.1:{port}")
