@@ -10,10 +10,12 @@ from engine.engine import Engine
 from kv_transfer.links import Side
 from observability.worker_metrics import WorkerMetrics
 from prefill_service.config import PrefillConfig
-from prefill_service.peer import PeerPool
+from prefill_service.peer import GrpcPeer, PeerPool
 from prefill_service.run import RunConfig
 from prefill_service.servicer import SERVICE_NAME, PrefillServicer
 from prefill_service.worker import PrefillWorker
+from rpc.channel import ChannelOpener, open_channel
+from rpc.secure_channel import opener_for
 from worker import process
 
 
@@ -23,17 +25,19 @@ class PrefillDoor:
     kind = WorkerKind.PREFILL
     service_names = (SERVICE_NAME,)
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, opener: ChannelOpener = open_channel) -> None:
+        """`opener` makes the channel to each decode worker."""
         self._config = config
+        self._opener = opener
 
     def open(self, side: Side, engine: Engine, server: grpc.aio.Server, metrics: WorkerMetrics) -> PrefillWorker:
         """See worker.process.Door."""
         del metrics  # it counts nothing but steps
-        worker = PrefillWorker(side, engine, PeerPool(engine.clock), self._config)
+        worker = PrefillWorker(side, engine, PeerPool(engine.clock, lambda decode, address: GrpcPeer(decode, address, self._opener)), self._config)
         prefill_pb2_grpc.add_PrefillServicer_to_server(PrefillServicer(worker), server)
         return worker
 
 
 async def serve(config: PrefillConfig) -> None:
     """Run the worker until a signal; returns once it is drained. Raises ConfigError, ModelLoadError or FatalError."""
-    await process.serve(config.worker, PrefillDoor(config.run))
+    await process.serve(config.worker, PrefillDoor(config.run, opener_for(config.worker.server.tls)))

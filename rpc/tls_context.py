@@ -37,7 +37,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
         connection.context = newest
 
     context = state[0][1]
-    context.sni_callback = renew  # type: ignore[assignment]  # the stubs want a socket or an object, it is either
+    context.sni_callback = renew
     context.sslobject_class = _Watched
     return context
 

@@ -36,6 +36,7 @@ from observability.worker_metrics import WorkerMetrics
 from rpc.announce import Announcer, GrpcRegistryClient
 from rpc.lifecycle import Lifecycle, ServedWorker, honest_load
 from rpc.process import MetricsPort, StopSignals, abandon, in_daemon_thread
+from rpc.secure_channel import opener_for
 from rpc.server import RpcServer
 from worker.block_feed import BlockFeed
 from worker.block_servicer import SERVICE_NAME as BLOCK_EVENTS
@@ -155,8 +156,11 @@ def _info(config: WorkerConfig, kind: WorkerKind, server: RpcServer, side: Side,
 
 
 def _announcers(config: WorkerConfig, worker: DoorWorker, info: WorkerInfo, clock: Clock) -> list[Announcer]:
+    opener = opener_for(config.server.tls)
     return [
-        Announcer(GrpcRegistryClient(router), info, lambda: honest_load(worker), clock, config.announce)
+        Announcer(
+            GrpcRegistryClient(router, opener=opener), info, lambda: honest_load(worker), clock, config.announce
+        )
         for router in config.routers
     ]
 
