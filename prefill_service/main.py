@@ -33,7 +33,8 @@ class PrefillDoor:
     def open(self, side: Side, engine: Engine, server: grpc.aio.Server, metrics: WorkerMetrics) -> PrefillWorker:
         """See worker.process.Door."""
         del metrics  # it counts nothing but steps
-        worker = PrefillWorker(side, engine, PeerPool(engine.clock, lambda decode, address: GrpcPeer(decode, address, self._opener)), self._config)
+        peers = PeerPool(engine.clock, lambda decode, address: GrpcPeer(decode, address, self._opener))
+        worker = PrefillWorker(side, engine, peers, self._config)
         prefill_pb2_grpc.add_PrefillServicer_to_server(PrefillServicer(worker), server)
         return worker
 

@@ -34,6 +34,7 @@ from kv_transfer.region import SharedRegion
 from observability.log import get_logger
 from observability.worker_metrics import WorkerMetrics
 from rpc.announce import Announcer, GrpcRegistryClient
+from rpc.channel import ChannelOpener
 from rpc.lifecycle import Lifecycle, ServedWorker, honest_load
 from rpc.process import MetricsPort, StopSignals, abandon, in_daemon_thread
 from rpc.secure_channel import opener_for
@@ -104,6 +105,7 @@ def build(config: WorkerConfig) -> Computer:
 async def serve(config: WorkerConfig, door: Door) -> None:
     """Run the worker until a signal; returns once it is drained. Raises ConfigError, ModelLoadError or FatalError."""
     server = RpcServer(config.server, (*door.service_names, BLOCK_EVENTS))
+    opener = opener_for(config.server.tls)  # before the model is loaded: a file that cannot be used ends it here
     async with StopSignals() as signals, AsyncExitStack() as stack:
         stack.push_async_callback(server.stop, 0)
         server.bind()
@@ -126,7 +128,7 @@ async def serve(config: WorkerConfig, door: Door) -> None:
         worker.start()
         info = _info(config, door.kind, server, side, computer.runner)
         log.info("serving", address=info.address, blocks=info.num_blocks, connectors=",".join(info.connectors))
-        announcers = _announcers(config, worker, info, clock)
+        announcers = _announcers(config, worker, info, clock, opener)
         await Lifecycle(worker, server, announcers, clock, config.lifecycle).run(signals)
 
 
@@ -155,12 +157,11 @@ def _info(config: WorkerConfig, kind: WorkerKind, server: RpcServer, side: Side,
     )
 
 
-def _announcers(config: WorkerConfig, worker: DoorWorker, info: WorkerInfo, clock: Clock) -> list[Announcer]:
-    opener = opener_for(config.server.tls)
+def _announcers(
+    config: WorkerConfig, worker: DoorWorker, info: WorkerInfo, clock: Clock, opener: ChannelOpener
+) -> list[Announcer]:
     return [
-        Announcer(
-            GrpcRegistryClient(router, opener=opener), info, lambda: honest_load(worker), clock, config.announce
-        )
+        Announcer(GrpcRegistryClient(router, opener=opener), info, lambda: honest_load(worker), clock, config.announce)
         for router in config.routers
     ]
 
