@@ -36,7 +36,9 @@ Verdict = Callable[["Answer"], DiptychError | None]  # why an answer shall end n
 class OutputConfig:
     """Seconds and counts."""
 
-    claim_wait_s: float = 30.0  # how long an adopted hand-off may run without a reader
+    # How long an adopted hand-off may run without a reader. A router attaches before it asks for the prefill, so one that
+    # is not there by now was lost with its session, and its request goes on elsewhere: a connect takes 3 s at most.
+    claim_wait_s: float = 5.0
     max_attach_wait_s: float = 600.0
     # As long as an attach can be late: one that comes after it waits its whole time in vain.
     lost_memory_s: float = 600.0

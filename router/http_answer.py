@@ -68,6 +68,7 @@ def error_parts(error: DiptychError) -> tuple[int, bytes, dict[str, str]]:
     if error.code is ErrorCode.UNAUTHENTICATED:
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, RateLimited):
+        code = "rate_limit_exceeded"
         headers |= error.quota
     if isinstance(error, Overloaded | RetriesSpent):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
@@ -99,18 +100,19 @@ class AnswerResponse(Response):
         # The sockets get a turn: when many come and leave at once, nothing is begun for those that have left.
         await asyncio.sleep(0)
         leaving = asyncio.ensure_future(_left(receive))
-        await asyncio.sleep(0)
-        if leaving.done():
-            await self._pieces.aclose()
-            return
-        making = asyncio.ensure_future(self._make(send))
+        making: asyncio.Future[None] | None = None
         try:
+            await asyncio.sleep(0)
+            if leaving.done():
+                await self._pieces.aclose()
+                return
+            making = asyncio.ensure_future(self._make(send))
             await asyncio.wait((making, leaving), return_when=asyncio.FIRST_COMPLETED)
         finally:
             leaving.cancel()
-            if not making.done():
+            if making is not None and not making.done():
                 making.cancel()
-            await asyncio.wait((making, leaving))
+            await asyncio.wait((leaving,) if making is None else (making, leaving))
         if not making.cancelled():
             making.result()
 

@@ -90,6 +90,8 @@ class RpcServer:
         reflection.enable_server_reflection(reflected, self.grpc_server)
         self._port = 0
         self._serving: bool | None = None
+        self._told: bool | None = None  # to every service
+        self._telling = asyncio.Lock()
 
     def bind(self) -> int:
         """Take the port, so that a busy one is known before a model is loaded; return it. ConfigError when it cannot be."""
@@ -139,13 +141,16 @@ class RpcServer:
         return join_address(_outward_host(toward), self._port)
 
     async def set_serving(self, serving: bool) -> None:
-        """What health checks say from now on, for every service."""
-        if serving == self._serving:
-            return
+        """What health checks say from now on, for every service. Of two callers at once the later has the last word."""
         self._serving = serving
-        states = health_pb2.HealthCheckResponse
-        for name in self._names:
-            await self._health.set(name, states.SERVING if serving else states.NOT_SERVING)
+        async with self._telling:
+            if self._serving != serving or self._told == serving:
+                return
+            self._told = None
+            states = health_pb2.HealthCheckResponse
+            for name in self._names:
+                await self._health.set(name, states.SERVING if serving else states.NOT_SERVING)
+            self._told = serving
 
     async def stop(self, grace_s: float) -> None:
         """Take no new calls, let running ones end within `grace_s`, cancel the rest, give the port back. Idempotent."""

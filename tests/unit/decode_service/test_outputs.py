@@ -338,3 +338,15 @@ TestBook = BookMachine.TestCase
 
 def test_a_lost_hand_off_is_remembered_as_long_as_an_attach_can_be_late():
     assert OutputConfig().lost_memory_s >= OutputConfig().max_attach_wait_s
+
+
+async def test_a_hand_off_whose_attach_was_lost_costs_seconds_not_half_a_minute() -> None:
+    clock, aborted = VirtualClock(), []
+    book = AnswerBook(aborted.append, clock)
+    book.expect("h")
+    await clock.advance(3.0)  # a router may take as long to connect
+    book.sweep()
+    assert aborted == []
+    await clock.advance(2.0)
+    book.sweep()
+    assert aborted == ["h"]

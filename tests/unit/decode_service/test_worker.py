@@ -204,3 +204,14 @@ async def test_stopping_ends_every_session() -> None:
     await made.worker.stop()
     assert made.session.closed
     await made.worker.stop()
+
+
+async def test_a_drain_does_not_go_well_when_the_receivers_does_not() -> None:
+    async with bench() as made:
+
+        async def broken(patience_s: float) -> None:
+            raise RuntimeError(f"within {patience_s}")
+
+        made.worker.receiver.drain = broken  # type: ignore[method-assign]
+        with pytest.raises(RuntimeError, match="within 0.1"):
+            await made.worker.drain(0.1)

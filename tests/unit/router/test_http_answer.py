@@ -62,3 +62,17 @@ async def test_who_leaves_while_it_is_made_ends_it_before_the_response_is_over(s
     door.left.set()
     await answering
     assert (door.begun, door.closed) == (1, 1)
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_whose_own_task_is_cancelled_leaves_no_watch_behind(turns):
+    """A server that stops cancels its requests, in whatever turn they are."""
+    door = Door()
+    answering = asyncio.create_task(AnswerResponse(door.pieces(), Form(), True, "r")({}, door.receive, door.send))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    answering.cancel()
+    await asyncio.wait((answering,))
+    assert answering.cancelled()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert door.begun == door.closed

@@ -252,3 +252,35 @@ def test_addresses() -> None:
     assert join_address("[::1]", 5) == "[::1]:5"
     assert join_address("", 5) == "0.0.0.0:5"
     assert [has_port(a) for a in ("h:1", "h", "::1", "[::1]:1", ":1")] == [True, False, False, True, False]
+
+
+class SlowHealth:
+    """A health table whose entries take turns to write, as the real one's may; one kind of them many."""
+
+    def __init__(self, slow: int) -> None:
+        self.says: dict[str, int] = {}
+        self._slow = slow
+
+    async def set(self, name: str, status: int) -> None:
+        for _ in range(9 if status == self._slow else 1):
+            await asyncio.sleep(0)
+        self.says[name] = status
+
+
+@pytest.mark.parametrize("last", [True, False])
+async def test_two_who_say_different_things_at_once_leave_no_mixture(last: bool) -> None:
+    server = RpcServer(ServerConfig(), ("a", "b", "c"))
+    health = server._health = SlowHealth(slow=2 if last else 1)  # type: ignore[assignment]
+    first = asyncio.ensure_future(server.set_serving(not last))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    await asyncio.gather(first, server.set_serving(last))
+    assert set(health.says.values()) == {1 if last else 2}
+    assert server.serving is last
+    broken = asyncio.ensure_future(server.set_serving(not last))
+    for _ in range(24):
+        await asyncio.sleep(0)
+    broken.cancel()
+    await asyncio.wait((broken,))
+    await server.set_serving(last)
+    assert set(health.says.values()) == {1 if last else 2}, "after one that was cancelled half way"
