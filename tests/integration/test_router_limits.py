@@ -1,0 +1,162 @@
+"""Limits, deadlines and a full queue as clients of both doors see them."""
+
+import asyncio
+import re
+
+import grpc
+import openai
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from contracts.errors import RateLimited
+from contracts.pb.diptych.v1 import inference_pb2 as pb
+from contracts.pb.diptych.v1 import inference_pb2_grpc, types_pb2
+from router.config import AdmissionConfig, LimitsConfig
+from rpc.channel import open_channel
+from rpc.errors import from_rpc_error
+from tests.integration.router_harness import MODEL, events, router_config, running_router
+
+PATH = "/v1/completions"
+BASE = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 8, "seed": 3}
+GENERATE = pb.GenerateRequest(
+    token_ids=pb.TokenIds(ids=(5, 6, 7)), sampling=types_pb2.SamplingParams(max_tokens=8, seed=3)
+)
+
+
+@pytest.fixture
+async def limited(tmp_path):
+    """One caller for all: 1000 tokens and 6 requests per minute."""
+    config = router_config(tmp_path, limits=LimitsConfig(requests_per_minute=6, tokens_per_minute=1000))
+    async with running_router(config) as running:
+        await running.cluster.pools(1, 1)
+        yield running
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_headers_say_what_is_left(limited, stream):
+    response = await limited.http.post(PATH, json={**BASE, "max_tokens": 100, "stream": stream})
+    assert response.status_code == 200
+    headers = response.headers
+    assert headers["x-ratelimit-limit-requests"] == "6"
+    assert headers["x-ratelimit-remaining-requests"] == "5"
+    assert headers["x-ratelimit-limit-tokens"] == "1000"
+    assert headers["x-ratelimit-remaining-tokens"] == str(1000 - 103)
+    assert re.fullmatch(r"10(\.\d+)?s|9\.9\d*s", headers["x-ratelimit-reset-requests"])
+
+
+async def test_what_an_answer_did_not_use_comes_back(limited):
+    prefill, decode = limited.cluster.workers
+    prefill.script = decode.script = lambda request, index: 1  # ends at once
+    first = await limited.http.post(PATH, json={**BASE, "max_tokens": 900, "ignore_eos": False})
+    assert first.headers["x-ratelimit-remaining-tokens"] == "97"
+    second = await limited.http.post(PATH, json={**BASE, "max_tokens": 100})
+    assert second.status_code == 200
+    assert int(second.headers["x-ratelimit-remaining-tokens"]) > 1000 - 100 - 250
+
+
+async def test_over_the_limit_is_429_as_openai_says_it(limited):
+    async with openai.AsyncOpenAI(base_url=f"{limited.url}/v1", api_key="none", max_retries=0) as client:
+        for _ in range(6):
+            await client.completions.create(**BASE)
+        with pytest.raises(openai.RateLimitError) as caught:
+            await client.completions.create(**BASE)
+    assert caught.value.code == "rate_limit_exceeded"
+    headers = caught.value.response.headers
+    assert 9 <= int(headers["retry-after"]) <= 10
+    assert headers["x-ratelimit-remaining-requests"] == "0"
+    assert "6 requests per minute" in caught.value.message
+    assert await limited.metric("diptych_rate_limited_requests_total", kind="requests") == 1
+
+
+async def test_over_the_limit_over_grpc(limited):
+    async with open_channel(limited.target) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        for _ in range(6):
+            call = stub.Generate(GENERATE)
+            assert [piece async for piece in call]
+            assert dict(await call.initial_metadata())["x-ratelimit-limit-requests"] == "6"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Generate(GENERATE).read()
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    error = from_rpc_error(caught.value, "router")
+    assert isinstance(error, RateLimited)
+    assert 9 < error.retry_after_s <= 10
+    details = rpc_status.from_call(caught.value).details
+    retry = error_details_pb2.RetryInfo()
+    assert any(d.Is(retry.DESCRIPTOR) and d.Unpack(retry) for d in details)
+    assert 9 <= retry.retry_delay.seconds <= 10
+    assert any(d.Is(error_details_pb2.QuotaFailure.DESCRIPTOR) for d in details)
+
+
+async def test_a_request_that_is_refused_by_name_is_not_counted(limited):
+    for _ in range(20):
+        assert (await limited.http.post(PATH, json={**BASE, "prompt": [10**6]})).status_code == 400
+    response = await limited.http.post(PATH, json=BASE)
+    assert response.headers["x-ratelimit-remaining-requests"] == "5"
+
+
+@pytest.fixture
+async def served(tmp_path):
+    config = router_config(tmp_path, admission=AdmissionConfig(max_running=1, max_waiting=4))
+    async with running_router(config) as running:
+        await running.cluster.pools(1, 1)
+        yield running
+
+
+async def waiting(served, number):
+    async with asyncio.timeout(5):
+        while await served.metric("diptych_requests_waiting") != number:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_clients_own_time_bounds_its_wait_its_prompt_and_its_answer(served):
+    prefill, decode = served.cluster.workers
+    prefill.faults.hold.clear()
+    runs = asyncio.create_task(served.http.post(PATH, json=BASE, headers={"X-Request-Timeout": "0.6"}))
+    await asyncio.sleep(0.05)
+    waits = await served.http.post(PATH, json=BASE, headers={"X-Request-Timeout": "0.2"})
+    assert (waits.status_code, waits.json()["error"]["code"]) == (408, "request_timeout")
+    assert "waited to be let in" in waits.json()["error"]["message"]
+    response = await runs
+    assert (response.status_code, response.json()["error"]["code"]) == (408, "request_timeout")
+    prefill.faults.hold.set()
+    decode.faults.hold.clear()
+    text = (await served.http.post(PATH, json={**BASE, "stream": True}, headers={"X-Request-Timeout": "0.3"})).text
+    assert events(text)[-2]["error"]["code"] == "request_timeout"
+    decode.faults.hold.set()
+    assert (await served.http.post(PATH, json=BASE)).status_code == 200
+    await served.cluster.idle()
+    assert await served.metric("diptych_requests_running") == 0
+
+
+@pytest.mark.parametrize("bad", ["0", "-1", "nan", "inf", "1e99", "soon", "", "1_0", "5s"])
+async def test_a_time_that_is_none_is_refused_by_name(served, bad):
+    response = await served.http.post(PATH, json=BASE, headers={"X-Request-Timeout": bad})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "X-Request-Timeout"
+
+
+async def test_who_cannot_be_in_time_is_429_at_once(served):
+    prefill, _ = served.cluster.workers
+    for _ in range(4):  # it learns what requests take
+        prefill.faults.hold.clear()
+        visit = asyncio.create_task(served.http.post(PATH, json=BASE))
+        await asyncio.sleep(0.3)
+        prefill.faults.hold.set()
+        await visit
+    prefill.faults.hold.clear()
+    visits = [asyncio.create_task(served.http.post(PATH, json=BASE)) for _ in range(4)]
+    await waiting(served, 3)
+    late = await served.http.post(PATH, json=BASE, headers={"X-Request-Timeout": "0.4"})
+    assert late.status_code == 429
+    assert late.json()["error"]["code"] == "overloaded"
+    assert int(late.headers["retry-after"]) >= 1
+    assert await served.metric("diptych_shed_requests_total", reason="deadline") == 1
+    assert await served.metric("diptych_queue_wait_seconds") > 0.8
+    async with open_channel(served.target) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await inference_pb2_grpc.InferenceStub(channel).Generate(GENERATE, timeout=0.4).read()
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    prefill.faults.hold.set()
+    assert [r.status_code for r in await asyncio.gather(*visits)] == [200] * 4
