@@ -18,18 +18,23 @@ from contracts.errors import DeadlineExceeded, DiptychError, Draining, InternalE
 from contracts.request import TokenDelta
 from contracts.worker import WorkerKind
 from observability.metrics import RouterMetrics
+from router.advisor import Advisor, Watch
 from router.attempts import Alone, HandOver, Means
+from router.decision import Reason
 from router.exchange import Route
 from router.progress import Job, Progress
 
 _POLL_S = 0.05  # while there is no worker
+_Begun = tuple[Alone | HandOver, Watch]
 
 
 class Flow:
     """Runs jobs. Owns nothing; `means` are shared by all requests."""
 
-    def __init__(self, means: Means, metrics: RouterMetrics) -> None:
+    def __init__(self, means: Means, metrics: RouterMetrics, advisor: Advisor) -> None:
+        """`advisor` says which way an attempt goes where both are there, and hears how it went."""
         self._means = means
+        self._advisor = advisor
         self._metrics = metrics
         self._started_at = means.clock.now()
 
@@ -44,11 +49,13 @@ class Flow:
         Raises DiptychError when the request cannot be served. Close the generator to cancel both legs at once.
         """
         while True:
+            watch: Watch | None = None
             try:
-                attempt = await self._next_attempt(progress)
+                attempt, watch = await self._next_attempt(progress)
                 async with aclosing(attempt.deltas()) as deltas:
                     async for delta in deltas:
-                        yield progress.accept(delta)
+                        watch.heard(progress.accept(delta))
+                        yield delta
                         if delta.finish_reason is not None:
                             return
                 raise InternalError("an attempt ended without a finish reason")
@@ -60,6 +67,9 @@ class Flow:
                 if isinstance(error, Overloaded) and not self._another_may_have_room(progress):
                     raise
                 counted = progress.fail(error)
+            finally:
+                if watch is not None:
+                    watch.end()
             if counted:
                 await self._back_off(progress)
 
@@ -68,7 +78,7 @@ class Flow:
         kinds = (WorkerKind.DECODE,) if alone else tuple(WorkerKind)
         return self._means.chooser.has_other(kinds, progress.avoid)
 
-    async def _next_attempt(self, progress: Progress) -> Alone | HandOver:
+    async def _next_attempt(self, progress: Progress) -> _Begun:
         """Waits for workers if the request ran already, if one is known that is not ready just now, if the last has gone only
         just now (it may be on its way back), or if this router is so young that its workers may not have found it yet.
         """
@@ -89,19 +99,33 @@ class Flow:
                 raise _NoWorker(why)
             await clock.sleep(min(_POLL_S, progress.time_left_s))
 
-    def _attempt_now(self, progress: Progress) -> Alone | HandOver | None:
+    def _attempt_now(self, progress: Progress) -> _Begun | None:
         """None when a worker that it needs is not there."""
         chooser, route = self._means.chooser, progress.job.route
-        if route is None and progress.num_handoff_failures > self._means.retry.max_handoff_failures:
-            route = Route.COLOCATED
-        if route is not Route.COLOCATED:
-            pair = chooser.pair(progress, forced=route is Route.DISAGGREGATED)
+        why_alone = self._why_alone(progress)
+        if why_alone is None:
+            forced = route is Route.DISAGGREGATED
+            pair = chooser.pair(progress, forced=forced)
             if pair is not None:
-                return HandOver(self._means, progress, *pair)
-            if route is Route.DISAGGREGATED:
+                watch = self._advisor.begin(progress, pair, Reason.REQUEST if forced else None)
+                if watch.path is Route.COLOCATED:
+                    return Alone(self._means, progress, pair[1]), watch
+                return HandOver(self._means, progress, *pair), watch
+            if forced:
                 return None
+            why_alone = Reason.NO_PAIR
         decode = chooser.decode(progress)
-        return None if decode is None else Alone(self._means, progress, decode)
+        if decode is None:
+            return None
+        return Alone(self._means, progress, decode), self._advisor.begin_alone(progress, decode, why_alone)
+
+    def _why_alone(self, progress: Progress) -> Reason | None:
+        """Why the attempt goes on a decode worker alone whatever it costs; None when it may go both ways."""
+        if progress.job.route is not None:
+            return Reason.REQUEST if progress.job.route is Route.COLOCATED else None
+        if progress.num_handoff_failures > self._means.retry.max_handoff_failures:
+            return Reason.HANDOFFS_FAILED
+        return Reason.NEVER if self._advisor.never else None
 
     def _missing(self) -> tuple[WorkerKind | None, str]:
         """Of which pool no worker is ready, decode first; none where it is only that every pair is bad. And in words."""

@@ -31,7 +31,9 @@ from contracts.worker import WorkerKind, WorkerRef
 from observability.log import get_logger
 from observability.stages import HandoffStats, StageTimes
 from router.config import RetryConfig
+from router.decision import Decision
 from router.exchange import Route
+from router.policies import Query
 from router.retry_budget import RetryBudget
 
 log = get_logger(__name__)
@@ -49,6 +51,7 @@ class Job:
     deadline: float
     route: Route | None = None
     priority: int = 0
+    session: str = ""  # see Ask.session_key
     traceparent: str = ""
 
 
@@ -72,6 +75,8 @@ class Progress:
         self.stages = StageTimes()
         self.handoff: HandoffStats | None = None
         self.route = Route.COLOCATED
+        self.decision: Decision | None = None  # of the last attempt
+        self.query: Query | None = None  # made when workers are first chosen
         self.num_cached_tokens = 0
         self.num_failures = 0
         self.num_worker_deaths = 0

@@ -16,10 +16,12 @@ from contracts.clock import Clock
 from contracts.errors import Unavailable
 from contracts.worker import WorkerKind
 from observability.admission_metrics import AdmissionSeries
+from observability.decision_metrics import DecisionMetrics
 from observability.log import get_logger
 from observability.metrics import RouterMetrics, WorkerSample
 from observability.resilience_metrics import ResilienceMetrics
 from router.admission import Admission
+from router.advisor import Advisor, announced, nothing_cached
 from router.attempts import Means
 from router.breakers import Breakers
 from router.canary import Canary
@@ -86,8 +88,10 @@ class RouterServer:
         metrics.watch_bad_pairs(lambda: len(chooser.bad_pairs()))
         self._templates = TemplateProcesses()
         self._prompter = Prompter(card, self._templates)
+        ways, loads = DecisionMetrics(metrics.registry), announced(self._registry)
+        flow = Flow(means, metrics, Advisor(config.disaggregation, clock, loads, nothing_cached, ways))
         gate = Gate(self._admission, self._limits)
-        service = Inference(self._prompter, gate, Flow(means, metrics), self._registry, clock, metrics)
+        service = Inference(self._prompter, gate, flow, self._registry, clock, metrics)
         limits = FrontLimits(config.http.max_body_bytes, config.request_timeout_s)
         front = HttpFront(service, self._health.report, metrics, limits, new_id)
         self._doors = Doors(config)

@@ -32,14 +32,25 @@ from contracts.worker import WorkerKind, WorkerRef
 from engine.engine import Engine, KVLease
 from engine.execution.fake import expected_tokens
 from kv_transfer.local import LocalHub
+from observability.decision_metrics import DecisionMetrics
 from observability.metrics import RouterMetrics
 from router.admission import Admission
+from router.advisor import Advisor, announced, nothing_cached
 from router.answers import derived_seed
 from router.attempts import Means
 from router.breakers import Breakers
 from router.canary import Canary
 from router.choice import Chooser
-from router.config import AdmissionConfig, BreakerConfig, CanaryConfig, LimitsConfig, RegistryConfig, RetryConfig
+from router.config import (
+    AdmissionConfig,
+    BreakerConfig,
+    CanaryConfig,
+    DisaggregationConfig,
+    DisaggregationMode,
+    LimitsConfig,
+    RegistryConfig,
+    RetryConfig,
+)
 from router.embedded_registry import EmbeddedRegistry
 from router.exchange import Ask, TokenPrompt
 from router.flow import Flow
@@ -161,7 +172,9 @@ class World:
             book,
             RetryBudget(RETRY.budget, clock),
         )
-        flow = Flow(means, self.metrics)
+        ways = DisaggregationConfig(DisaggregationMode.ALWAYS)
+        advisor = Advisor(ways, clock, announced(self.registry), nothing_cached, DecisionMetrics(self.metrics.registry))
+        flow = Flow(means, self.metrics, advisor)
         gate = Gate(self.admission, RateLimits(LimitsConfig(), LocalBuckets(clock)))
         self.service = Inference(
             Prompter(model_card(), TemplateProcesses()), gate, flow, self.registry, clock, self.metrics

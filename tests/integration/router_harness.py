@@ -10,7 +10,15 @@ from pathlib import Path
 import httpx
 
 from contracts.clock import MonotonicClock
-from router.config import CanaryConfig, HttpConfig, RegistryConfig, RetryConfig, RouterConfig
+from router.config import (
+    CanaryConfig,
+    DisaggregationConfig,
+    DisaggregationMode,
+    HttpConfig,
+    RegistryConfig,
+    RetryConfig,
+    RouterConfig,
+)
 from router.model_card import load_model_card
 from router.server import Ports, RouterServer
 from rpc.server import ServerConfig
@@ -77,6 +85,7 @@ def router_config(tmp_path: Path, **changes) -> RouterConfig:
         retry=RetryConfig(backoff_s=0.01, worker_wait_s=1.0, first_worker_wait_s=0.0, handoff_verdict_s=0.3),
         registry=RegistryConfig(ttl_s=2.0),
         canary=CanaryConfig(interval_s=0.0),  # tests of canaries send them themselves
+        disaggregation=DisaggregationConfig(DisaggregationMode.ALWAYS),  # tests of the choice say so
         request_timeout_s=20.0,
     )
     return replace(config, **changes)

@@ -1,0 +1,280 @@
+"""Decides the way of each attempt from what this router knows of the workers, and learns from how it went.
+
+    begin(progress, pair) ─▶ loads, caches, backlogs, costs ─▶ Options ─▶ decide ─▶ Watch
+    Watch: first token ─▶ second ─▶ hand-off known ─▶ the last ─▶ costs learn, the decision gets its measured cost
+
+Every request teaches, whoever chose its way. A prompt teaches what prefill costs only if it was computed beside no other
+prompt of ours. What broke on the way teaches nothing. Does not know attempts, connections or what is done with a decision.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from contracts.clock import Clock
+from contracts.request import TokenDelta
+from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
+from observability.decision_metrics import DecisionMetrics
+from router.backlog import Backlog
+from router.config import DisaggregationConfig, DisaggregationMode
+from router.costs import Costs, PromptWork
+from router.decision import Decision, Exploration, LocalCost, Options, Reason, RemoteCost, decide
+from router.exchange import Route
+from router.progress import Progress
+from router.registry import Registry
+
+_MAX_BACKLOGS = 256
+Pair = tuple[WorkerInfo, WorkerInfo]  # prefill, decode
+Cached = Callable[[WorkerRef, Progress], int]  # leading tokens of the request that this worker has
+Loads = Callable[[WorkerRef], WorkerLoad]  # the newest that it announced
+
+
+def announced(registry: Registry) -> Loads:
+    """What a registry knows; of a worker that is not there any more, nothing."""
+    return lambda ref: next((w.load for w in registry.workers() if w.info.ref == ref), WorkerLoad())
+
+
+def nothing_cached(ref: WorkerRef, progress: Progress) -> int:  # noqa: ARG001
+    """For a router that does not know what workers have."""
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """One worker as it is seen when an attempt begins."""
+
+    info: WorkerInfo
+    load: WorkerLoad
+    queue_s: float
+    num_streams: int
+    num_cached: int
+
+
+class Advisor:
+    """Owns what has been learnt, `costs`, and one backlog per worker that has something of ours."""
+
+    def __init__(
+        self, config: DisaggregationConfig, clock: Clock, loads: Loads, cached: Cached, metrics: DecisionMetrics
+    ) -> None:
+        self.config = config
+        self.clock = clock
+        self.metrics = metrics
+        self.costs = Costs()
+        self._loads = loads
+        self._cached = cached
+        self._backlogs: dict[WorkerRef, Backlog] = {}
+        self._exploration = Exploration(config.explore_share, config.explore_every_s, clock.now())
+        self._keys = itertools.count()
+
+    @property
+    def never(self) -> bool:
+        """Whether no pair of workers need be looked for, unless the request asks for it."""
+        return self.config.mode is DisaggregationMode.NEVER
+
+    def begin(self, progress: Progress, pair: Pair, reason: Reason | None = None) -> Watch:
+        """An attempt that may go both ways begins; with a `reason` it goes over both pools."""
+        prefill, decode = self._scene(pair[0], progress), self._scene(pair[1], progress)
+        options = self._options(progress, prefill, decode)
+        if reason is None:
+            by_model = self.config.mode is DisaggregationMode.AUTO and self.config.above_tokens is None
+            explore = by_model and self._exploration.wants(options, self.clock.now())
+            decision = decide(self.config, options, explore=explore)
+        else:
+            local_s, remote_s = options.local.total_s, options.remote.total_s
+            decision = Decision(Route.DISAGGREGATED, reason, remote_s, local_s)
+        remote = decision.path is Route.DISAGGREGATED
+        work_s = options.remote.prefill_s if remote else options.local.prefill_s
+        return self._watch(progress, decision, (prefill if remote else decode), work_s)
+
+    def begin_alone(self, progress: Progress, decode: WorkerInfo, reason: Reason) -> Watch:
+        """An attempt that goes on a decode worker alone for this reason."""
+        scene = self._scene(decode, progress)
+        local = self._local(progress, scene)
+        decision = Decision(Route.COLOCATED, reason, None, local.total_s)
+        return self._watch(progress, decision, scene, local.prefill_s)
+
+    def backlog(self, ref: WorkerRef) -> Backlog:
+        """Of that worker."""
+        if ref not in self._backlogs:
+            if len(self._backlogs) >= _MAX_BACKLOGS:  # workers come and go
+                self._backlogs = {known: backlog for known, backlog in self._backlogs.items() if not backlog.empty}
+            self._backlogs[ref] = Backlog()
+        return self._backlogs[ref]
+
+    def _watch(self, progress: Progress, decision: Decision, scene: _Scene, work_s: float) -> Watch:
+        now = self.clock.now()
+        self._exploration.went(decision.path, now)
+        self.metrics.decided(decision.path.value, decision.reason.value)
+        progress.decision = decision
+        beside = scene.num_streams if decision.path is Route.COLOCATED else 0
+        work = PromptWork(_num_tokens(progress), scene.num_cached, beside)
+        watch = Watch(self, progress, scene.info.ref, (next(self._keys), now), (work, scene.load.decode_step_s))
+        self.backlog(scene.info.ref).prompt(watch.key, work.num_computed, work_s, now)
+        return watch
+
+    def _scene(self, info: WorkerInfo, progress: Progress) -> _Scene:
+        now, load, backlog = self.clock.now(), self._loads(info.ref), self.backlog(info.ref)
+        costs = self.costs.prefill[info.kind]
+        costs.believe(load.prefill_tokens_per_s)
+        requests = load.num_running + load.num_waiting
+        tokens, others = backlog.others((load.num_queued_tokens, requests), now)
+        waiting = max(1, min(load.num_waiting, others))
+        queue_s = backlog.waiting_s(now)
+        if tokens > others:  # a stream has one token to compute always
+            queue_s += waiting * costs.predict(info.ref, PromptWork(max(1, tokens // waiting)))
+        num_streams = backlog.num_streams + min(others, load.num_running)
+        num_cached = min(self._cached(info.ref, progress), _num_tokens(progress) - 1)
+        return _Scene(info, load, queue_s, num_streams if info.kind is WorkerKind.DECODE else 0, num_cached)
+
+    def _options(self, progress: Progress, prefill: _Scene, decode: _Scene) -> Options:
+        num_tokens = _num_tokens(progress)
+        num_uncached = num_tokens - decode.num_cached
+        token_bytes = decode.info.layout.token_bytes
+        costs, here = self.costs.prefill[WorkerKind.PREFILL], prefill.info.ref
+        transfer_s = self.costs.transfer_s(num_uncached * token_bytes)
+        remote = RemoteCost(
+            queue_s=prefill.queue_s + self.costs.overhead[WorkerKind.PREFILL].mean_s,
+            prefill_s=costs.predict(here, PromptWork(num_tokens, prefill.num_cached)),
+            transfer_s=transfer_s,
+            settle_s=self.costs.settle.mean_s,
+            busy_s=self._busy_s(decode),
+            saved_s=self.costs.transfer_s(num_tokens * token_bytes) - transfer_s,
+        )
+        return Options(remote, self._local(progress, decode), num_uncached)
+
+    def _busy_s(self, decode: _Scene) -> float:
+        """For how long decode may not take a continuation in: it does so between steps, one of which may be a whole chunk."""
+        chunk = decode.info.max_num_batched_tokens
+        if not chunk:
+            return decode.queue_s
+        costs = self.costs.prefill[WorkerKind.DECODE]
+        return min(decode.queue_s, costs.predict(decode.info.ref, PromptWork(chunk, 0, decode.num_streams)))
+
+    def _local(self, progress: Progress, decode: _Scene) -> LocalCost:
+        num_tokens, num_streams, step_s = _num_tokens(progress), decode.num_streams, decode.load.decode_step_s
+        whole, left = (
+            self.costs.prefill[WorkerKind.DECODE].predict(decode.info.ref, PromptWork(num_tokens, cached, num_streams))
+            for cached in (0, decode.num_cached)
+        )
+        stall_s = self.stall_s(left, num_streams, step_s)
+        own_step_s = step_s / 2 if num_streams else 0.0  # the one that runs when it comes
+        return LocalCost(
+            queue_s=decode.queue_s + self.costs.overhead[WorkerKind.DECODE].mean_s + own_step_s,
+            prefill_s=left,
+            stall_s=stall_s,
+            saved_s=whole - left + self.stall_s(whole, num_streams, step_s) - stall_s,
+        )
+
+    def stall_s(self, prefill_s: float, num_streams: int, step_s: float) -> float:
+        """What streams lose together to a prefill in their steps, weighted: one step of it they would have taken anyway."""
+        return self.config.stall_weight * num_streams * max(0.0, prefill_s - step_s)
+
+
+def _num_tokens(progress: Progress) -> int:
+    """Of the prompt and the answer so far."""
+    return len(progress.job.prompt_token_ids) + len(progress.token_ids)
+
+
+class Watch:
+    """One attempt from its beginning to its end: hears its deltas, keeps the backlogs, teaches the costs."""
+
+    def __init__(
+        self,
+        advisor: Advisor,
+        progress: Progress,
+        computes: WorkerRef,
+        begun: tuple[int, float],
+        expected: tuple[PromptWork, float],
+    ) -> None:
+        """`computes` is the worker that reads the prompt; `begun` a key and when; `expected` its work, and decode's step."""
+        self.key, self._started_at = begun
+        self._advisor = advisor
+        self._progress = progress
+        self._computes = computes
+        self._streams_at: WorkerRef | None = None
+        self._work, self._step_s = expected
+        self._alone = False
+        self._first_at: float | None = None
+        self._second = False
+        self._taught_transfer = False
+        self._clean = progress.num_failures + progress.num_moves + progress.num_handoff_failures == 0
+
+    @property
+    def path(self) -> Route:
+        """The way of the attempt."""
+        return self._decision.path
+
+    def heard(self, delta: TokenDelta) -> None:
+        """A delta that the progress has accepted."""
+        if self._first_at is None:
+            self._first_at = now = self._advisor.clock.now()
+            self._work = replace(self._work, num_cached=delta.num_cached_tokens)
+            self._alone = self._advisor.backlog(self._computes).computed(self.key, now)
+            if self.path is Route.COLOCATED:
+                self._stream(self._computes, now)
+        elif not self._second:
+            self._second = True
+            if self.path is Route.DISAGGREGATED:
+                self._stream(self._progress.at[WorkerKind.DECODE], self._advisor.clock.now())
+        if not self._taught_transfer and self._progress.handoff is not None:
+            self._teach_transfer()
+        if delta.finish_reason is not None:
+            self._finish()
+
+    def end(self) -> None:
+        """The attempt is over, however it ended. Idempotent."""
+        now = self._advisor.clock.now()
+        for ref in {self._computes, self._streams_at or self._computes}:
+            self._advisor.backlog(ref).end(self.key, now)
+
+    @property
+    def _decision(self) -> Decision:
+        decision = self._progress.decision
+        assert decision is not None
+        return decision
+
+    def _stream(self, ref: WorkerRef, now: float) -> None:
+        self._streams_at = ref
+        self._advisor.backlog(ref).stream(self.key, now)
+
+    @property
+    def _undisturbed(self) -> bool:
+        progress = self._progress
+        return self._clean and progress.num_failures + progress.num_moves + progress.num_handoff_failures == 0
+
+    def _teach_transfer(self) -> None:
+        self._taught_transfer = True
+        handoff = self._progress.handoff
+        if handoff is not None and self._undisturbed:
+            self._advisor.costs.transferred(handoff.kv_bytes, self._progress.stages.transfer_s)
+            self._teach_prefill(WorkerKind.PREFILL)
+
+    def _teach_prefill(self, kind: WorkerKind) -> None:
+        stages, costs = self._progress.stages, self._advisor.costs
+        if self._alone and stages.prefill_compute_s > 0:
+            costs.prefill[kind].observe(self._computes, self._work, stages.prefill_compute_s)
+        if self._first_at is not None:
+            waited_s = self._first_at - self._started_at
+            costs.overhead[kind].observe(waited_s - stages.prefill_queue_s - stages.prefill_compute_s)
+
+    def _finish(self) -> None:
+        """The answer is whole, and its stages are known."""
+        if not self._undisturbed or self._first_at is None:
+            return
+        stages = self._progress.stages
+        measured_s = self._first_at - self._started_at
+        if self.path is Route.COLOCATED:
+            self._teach_prefill(WorkerKind.DECODE)
+            measured_s += self._advisor.stall_s(stages.prefill_compute_s, self._work.num_beside, self._step_s)
+        elif self._progress.handoff is None:  # it ended with its first token
+            self._teach_prefill(WorkerKind.PREFILL)
+        else:
+            settled_s = stages.commit_s + stages.decode_queue_s
+            self._advisor.costs.settle.observe(settled_s)
+            measured_s += stages.transfer_s + settled_s
+        self._progress.decision = decision = replace(self._decision, measured_s=measured_s)
+        predicted_s = decision.predicted_s
+        error_s = None if predicted_s is None else abs(measured_s - predicted_s)
+        self._advisor.metrics.measured(decision.path.value, error_s, decision.regret_s)
