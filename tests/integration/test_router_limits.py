@@ -16,6 +16,7 @@ from router.config import AdmissionConfig, LimitsConfig
 from rpc.channel import open_channel
 from rpc.errors import from_rpc_error
 from tests.integration.router_harness import MODEL, events, router_config, running_router
+from tests.integration.scripted_workers import says
 
 PATH = "/v1/completions"
 BASE = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 8, "seed": 3}
@@ -46,9 +47,9 @@ async def test_headers_say_what_is_left(limited, stream):
 
 
 async def test_what_an_answer_did_not_use_comes_back(limited):
-    prefill, decode = limited.cluster.workers
-    prefill.script = decode.script = lambda request, index: 1  # ends at once
-    first = await limited.http.post(PATH, json={**BASE, "max_tokens": 900, "ignore_eos": False})
+    limited.cluster.script = says([7])
+    first = await limited.http.post(PATH, json={**BASE, "max_tokens": 900})
+    assert first.json()["usage"]["completion_tokens"] < 5
     assert first.headers["x-ratelimit-remaining-tokens"] == "97"
     second = await limited.http.post(PATH, json={**BASE, "max_tokens": 100})
     assert second.status_code == 200
@@ -104,6 +105,16 @@ async def served(tmp_path):
         yield running
 
 
+def hold(served):
+    for worker in served.cluster.workers:
+        worker.faults.hold.clear()
+
+
+def go_on(served):
+    for worker in served.cluster.workers:
+        worker.faults.hold.set()
+
+
 async def waiting(served, number):
     async with asyncio.timeout(5):
         while await served.metric("diptych_requests_waiting") != number:
@@ -111,8 +122,7 @@ async def waiting(served, number):
 
 
 async def test_a_clients_own_time_bounds_its_wait_its_prompt_and_its_answer(served):
-    prefill, decode = served.cluster.workers
-    prefill.faults.hold.clear()
+    hold(served)
     runs = asyncio.create_task(served.http.post(PATH, json=BASE, headers={"X-Request-Timeout": "0.6"}))
     await asyncio.sleep(0.05)
     waits = await served.http.post(PATH, json=BASE, headers={"X-Request-Timeout": "0.2"})
@@ -120,11 +130,12 @@ async def test_a_clients_own_time_bounds_its_wait_its_prompt_and_its_answer(serv
     assert "waited to be let in" in waits.json()["error"]["message"]
     response = await runs
     assert (response.status_code, response.json()["error"]["code"]) == (408, "request_timeout")
-    prefill.faults.hold.set()
-    decode.faults.hold.clear()
-    text = (await served.http.post(PATH, json={**BASE, "stream": True}, headers={"X-Request-Timeout": "0.3"})).text
+    go_on(served)
+    served.cluster.workers[1].faults.hold.clear()
+    streamed = {**BASE, "stream": True, "diptych": {"route": "disaggregated"}}
+    text = (await served.http.post(PATH, json=streamed, headers={"X-Request-Timeout": "0.3"})).text
     assert events(text)[-2]["error"]["code"] == "request_timeout"
-    decode.faults.hold.set()
+    go_on(served)
     assert (await served.http.post(PATH, json=BASE)).status_code == 200
     await served.cluster.idle()
     assert await served.metric("diptych_requests_running") == 0
@@ -138,14 +149,13 @@ async def test_a_time_that_is_none_is_refused_by_name(served, bad):
 
 
 async def test_who_cannot_be_in_time_is_429_at_once(served):
-    prefill, _ = served.cluster.workers
     for _ in range(4):  # it learns what requests take
-        prefill.faults.hold.clear()
+        hold(served)
         visit = asyncio.create_task(served.http.post(PATH, json=BASE))
         await asyncio.sleep(0.3)
-        prefill.faults.hold.set()
+        go_on(served)
         await visit
-    prefill.faults.hold.clear()
+    hold(served)
     visits = [asyncio.create_task(served.http.post(PATH, json=BASE)) for _ in range(4)]
     await waiting(served, 3)
     late = await served.http.post(PATH, json=BASE, headers={"X-Request-Timeout": "0.4"})
@@ -158,5 +168,5 @@ async def test_who_cannot_be_in_time_is_429_at_once(served):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await inference_pb2_grpc.InferenceStub(channel).Generate(GENERATE, timeout=0.4).read()
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    prefill.faults.hold.set()
+    go_on(served)
     assert [r.status_code for r in await asyncio.gather(*visits)] == [200] * 4

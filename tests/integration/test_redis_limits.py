@@ -1,0 +1,110 @@
+"""Rate limits that routers share through a real Redis: one limit for all of them, and each its own while Redis is away."""
+
+import asyncio
+import random
+from contextlib import asynccontextmanager
+
+import pytest
+
+from contracts.clock import MonotonicClock, VirtualClock
+from registry.config import RedisConfig, parse_redis_url
+from registry.link import RedisLink
+from router.limits import Kind, LocalBuckets, Rate, Wanted
+from router.shared_limits import SharedBuckets
+
+QUICK = {"command_timeout_s": 0.3, "check_s": 0.1, "min_backoff_s": 0.02, "max_backoff_s": 0.1}
+SLOW = Rate(600)  # ten a second
+
+
+@asynccontextmanager
+async def router(process):
+    link = RedisLink(RedisConfig(parse_redis_url(process.url), **QUICK), MonotonicClock())
+    link.start()
+    buckets = SharedBuckets(link, MonotonicClock(), "diptych:m", lambda: buckets.alone.append(1))
+    buckets.alone, buckets.link = [], link
+    try:
+        async with asyncio.timeout(10):
+            while not link.up:
+                await asyncio.sleep(0.01)
+        yield buckets
+    finally:
+        await link.close()
+
+
+def wanted(amount, rate=SLOW):
+    return [Wanted(Kind.REQUESTS, Rate(60_000), 1.0), Wanted(Kind.TOKENS, rate, amount)]
+
+
+async def test_two_routers_share_one_limit(redis_process):
+    async with router(redis_process) as one, router(redis_process) as other:
+        began = asyncio.get_running_loop().time()
+        verdicts = await asyncio.gather(
+            *(buckets.take("a", wanted(10.0)) for _ in range(100) for buckets in (one, other))
+        )
+        took_s = asyncio.get_running_loop().time() - began
+        num_granted = sum(verdict.granted for verdict in verdicts)
+        assert 60 <= num_granted <= 60 + took_s + 1
+        refused = next(verdict for verdict in verdicts if not verdict.granted)
+        assert refused.lacking is Kind.TOKENS
+        assert 0 < refused.retry_after_s <= 1.1
+        assert (await other.take("b", wanted(600.0))).granted, "another caller has its own"
+        await one.give("a", [Wanted(Kind.TOKENS, SLOW, 300.0)])
+        assert (await other.take("a", wanted(290.0))).granted, "what one gives back the other has"
+        assert not one.alone and not other.alone
+
+
+async def test_it_is_the_arithmetic_of_one_process(redis_process):
+    """The same draws on Redis and on a clock that follows it: the same answers, but for the time that draws take."""
+    draws = random.Random(5)
+    async with router(redis_process) as shared:
+        clock = VirtualClock()
+        local, began = LocalBuckets(clock), asyncio.get_running_loop().time()
+        for _ in range(200):
+            clock._now = asyncio.get_running_loop().time() - began
+            amount = draws.choice([0.0, 1.0, 40.0, 5000.0])
+            mine, theirs = await local.take("a", wanted(amount)), await shared.take("a", wanted(amount))
+            if mine.granted != theirs.granted:
+                assert max(mine.retry_after_s, theirs.retry_after_s) < 0.2
+                await (local if mine.granted else shared).give("a", wanted(min(amount, 600.0)))
+                continue
+            assert theirs.retry_after_s == pytest.approx(mine.retry_after_s, abs=0.2)
+            for ours, other in zip(mine.standings, theirs.standings, strict=True):
+                assert other.reset_s == pytest.approx(ours.reset_s, abs=0.2)
+                assert other.limit == ours.limit
+            if mine.granted and draws.random() < 0.7:
+                back = [Wanted(Kind.TOKENS, SLOW, draws.choice([amount, amount / 2, -3.0]))]
+                await local.give("a", back)
+                await shared.give("a", back)
+
+
+async def test_nothing_is_kept_of_who_has_used_nothing_for_long(redis_process):
+    async with router(redis_process) as buckets:
+        quick = Rate(60_000, burst_s=0.2)
+        await buckets.take("a", [Wanted(Kind.TOKENS, quick, 100.0)])
+        assert redis_process.command("DBSIZE") not in (0, "0", b"0")
+        await asyncio.sleep(0.4)
+        await buckets.take("b", [Wanted(Kind.TOKENS, SLOW, 100.0)])
+        await buckets.give("b", [Wanted(Kind.TOKENS, SLOW, 100.0)])
+        async with asyncio.timeout(5):
+            while await buckets.link.run("DBSIZE"):
+                await asyncio.sleep(0.05)
+
+
+async def test_without_redis_each_router_goes_on_with_its_own(redis_process):
+    async with router(redis_process) as one, router(redis_process) as other:
+        assert (await one.take("a", wanted(600.0))).granted
+        redis_process.kill()
+        for buckets in (one, other):
+            began = asyncio.get_running_loop().time()
+            assert (await buckets.take("a", wanted(600.0))).granted
+            assert not (await buckets.take("a", wanted(600.0))).granted, "its own is a limit, too"
+            assert asyncio.get_running_loop().time() - began < 1.0
+            assert buckets.alone
+        redis_process.start()
+        async with asyncio.timeout(10):
+            while not (one.link.up and other.link.up):
+                await asyncio.sleep(0.01)
+        alone = len(one.alone)
+        assert (await one.take("a", wanted(600.0))).granted, "this Redis has forgotten"
+        assert not (await other.take("a", wanted(600.0))).granted, "and they share again"
+        assert len(one.alone) == alone
