@@ -173,6 +173,10 @@ def router_argv(config: ClusterConfig, http: KeptPort, front: KeptPort) -> tuple
     argv += ["--log-level", config.log_level, "--drain-timeout", str(config.drain_timeout_s)]
     if config.policy is not None:
         argv += ["--policy", config.policy]
+    ways = config.disaggregation
+    argv += ["--disaggregate", ways.mode.value, "--stall-weight", str(ways.stall_weight)]
+    if ways.above_tokens is not None:
+        argv += ["--disaggregate-above", str(ways.above_tokens)]
     if config.canary_interval_s is not None:
         argv += ["--canary-interval", str(config.canary_interval_s)]
     return tuple(argv)

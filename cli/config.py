@@ -11,6 +11,7 @@ from pathlib import Path
 
 from engine.execution.config import ENVIRONMENT as EXECUTION_ENVIRONMENT
 from engine.models.store.config import ENVIRONMENT as STORE_ENVIRONMENT
+from router.config import DisaggregationConfig
 
 MIB, GIB = 2**20, 2**30
 
@@ -87,6 +88,7 @@ class ClusterConfig:
     grpc_port: int = 50051
     policy: str | None = None
     canary_interval_s: float | None = None
+    disaggregation: DisaggregationConfig = field(default_factory=DisaggregationConfig)
     workers: WorkerOptions = field(default_factory=WorkerOptions)
     log_level: str = "warning"
     drain_timeout_s: float = 10.0

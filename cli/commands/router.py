@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Unpack
 
 import click
 
 from cli.commands import flags
+from cli.commands.wayflags import WAY_OPTIONS, WayFlags, disaggregation_config
 from cli.options import POSITIVE_SECONDS, SIZE, SectionedCommand, apply, option
 from engine.models.store import model_name
 from router.config import AdmissionConfig, CanaryConfig, HttpConfig, PolicyConfig, RouterConfig
 from rpc.server import ServerConfig
 
 
-class RouterFlags(TypedDict):
+class RouterFlags(WayFlags):
     """What click hands over, checked by the options below."""
 
     model: Path
@@ -45,6 +46,7 @@ OPTIONS = (
     flags.advertise_option,
     flags.policy_option,
     flags.canary_interval_option,
+    *WAY_OPTIONS,
     option(
         "--max-running",
         section="Admission",
@@ -94,6 +96,7 @@ def router_config(given: RouterFlags) -> RouterConfig:
         admission=AdmissionConfig(given["max_running"], given["max_waiting"]),
         policies=policies,
         canary=CanaryConfig(interval_s=given["canary_interval"]),
+        disaggregation=disaggregation_config(given),
         request_timeout_s=given["request_timeout"],
         drain_timeout_s=given["drain_timeout"],
     )

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Unpack
 
 import click
 
 from cli.cluster import LocalCluster
 from cli.commands import flags
+from cli.commands.wayflags import WAY_OPTIONS, WayFlags, disaggregation_config
 from cli.config import ClusterConfig, RestartPolicy, WorkerOptions, default_threads
 from cli.modelsource import fetch
 from cli.options import POSITIVE_SECONDS, SectionedCommand, apply, option
@@ -32,7 +33,7 @@ from rpc.process import StopSignals
 STOP_MARGIN_S = 15.0
 
 
-class UpFlags(TypedDict):
+class UpFlags(WayFlags):
     """What click hands over, checked by the options below."""
 
     model: str
@@ -88,6 +89,7 @@ OPTIONS = (
     flags.integrity_option,
     flags.policy_option,
     flags.canary_interval_option,
+    *WAY_OPTIONS,
     flags.threads_option("Compute threads of each worker. [default: the cores divided over the workers, at least 1]"),
     flags.kv_memory_option("512MiB", "KV memory of each worker."),
     flags.max_num_batched_tokens_option,
@@ -144,6 +146,7 @@ def cluster_config(given: UpFlags, model_dir: Path) -> ClusterConfig:
         grpc_port=given["grpc_port"],
         policy=given["policy"],
         canary_interval_s=given["canary_interval"],
+        disaggregation=disaggregation_config(given),
         workers=workers,
         log_level=given["log_level"],
         drain_timeout_s=given["drain_timeout"],
