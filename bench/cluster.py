@@ -90,8 +90,12 @@ def vocab_size_of(model: Path) -> int:
 
 
 @contextmanager
-def serving(model: Path, threads: int = 1, worker_flags: Sequence[str] = ()) -> Iterator[ServedCluster]:
+def serving(
+    model: Path, threads: int = 1, worker_flags: Sequence[str] = (), way: str = "always"
+) -> Iterator[ServedCluster]:
     """1 prefill + 1 decode worker of `threads` threads each on the model directory `model`, with more flags for workers.
+
+    `way` is the router's --disaggregate: what becomes of requests that ask for no way.
 
     Raises ClusterDidNotStart.
     """
@@ -101,7 +105,15 @@ def serving(model: Path, threads: int = 1, worker_flags: Sequence[str] = ()) -> 
     shared = ["--model", str(model), "--served-name", name]
     worker = [*shared, "--router", router, "--threads", str(threads), "--kv-memory", "512MiB", *worker_flags]
     commands = {
-        "router": [*shared, "--http-port", str(ports["http"]), "--grpc-port", str(ports["grpc"])],
+        "router": [
+            *shared,
+            "--http-port",
+            str(ports["http"]),
+            "--grpc-port",
+            str(ports["grpc"]),
+            "--disaggregate",
+            way,
+        ],
         "prefill": [*worker, "--metrics-port", str(ports["prefill"])],
         "decode": [*worker, "--metrics-port", str(ports["decode"])],
     }

@@ -71,7 +71,16 @@ class Cluster:
         self._ready_file = logs / "ready.json"
         up = [sys.executable, "-P", "-m", "cli", "up", "--model", str(MODEL), "--plain", "--http-port", "0"]
         up += ["--grpc-port", "0", "--prefill", str(size.prefill), "--decode", str(size.decode), "--threads", "1"]
-        up += ["--connector", connector, "--kv-memory", f"{size.kv_mib}MiB", "--dtype", "float32"]
+        up += [
+            "--disaggregate",
+            "always",
+            "--connector",
+            connector,
+            "--kv-memory",
+            f"{size.kv_mib}MiB",
+            "--dtype",
+            "float32",
+        ]
         up += ["--max-num-batched-tokens", str(size.max_num_batched_tokens), "--max-num-seqs", str(size.max_num_seqs)]
         up += ["--drain-timeout", str(size.drain_timeout_s), "--log-level", "info"]
         self._command = [*up, "--ready-file", str(self._ready_file)]

@@ -37,7 +37,14 @@ from kv_transfer.choose import NetworkConfig
 from kv_transfer.config import Integrity, ReceiverConfig, SenderConfig
 from prefill_service.config import PrefillConfig
 from prefill_service.run import RunConfig
-from router.config import CanaryConfig, HttpConfig, RegistryConfig, RouterConfig
+from router.config import (
+    CanaryConfig,
+    DisaggregationConfig,
+    DisaggregationMode,
+    HttpConfig,
+    RegistryConfig,
+    RouterConfig,
+)
 from rpc.announce import AnnounceConfig
 from rpc.channel import open_channel
 from rpc.server import ServerConfig
@@ -138,6 +145,7 @@ class Cluster:
                 grpc=grpc,
                 registry=self.setup.registry,
                 canary=self.setup.canary,
+                disaggregation=DisaggregationConfig(DisaggregationMode.ALWAYS),
             )
         prefill = name.startswith("prefill")
         tokens, num_blocks = (self.setup.chunk, 64) if prefill else (64, 256)
