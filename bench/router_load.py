@@ -13,6 +13,7 @@ import asyncio
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -86,24 +87,24 @@ def run_router_load(plan: RouterPlan) -> tuple[RouterAnswer, ...]:
 
 
 class RunningLoad:
-    """A client process at work. Owns it until `answers`."""
+    """A client process at work, whose answers go to a file: they are megabytes. Owns both until `answers`."""
 
     def __init__(self, plan: RouterPlan) -> None:
+        self._out, self._said = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - closed by `answers`
         command = [sys.executable, "-m", "bench", "router-client"]
-        pipe = subprocess.PIPE
-        self._child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
-        self._plan = msgspec.json.encode(plan)
+        self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=self._out, stderr=self._said)
         assert self._child.stdin is not None
-        self._child.stdin.write(self._plan)
-        self._child.stdin.close()
-        self._child.stdin = None
+        with self._child.stdin as pipe:
+            pipe.write(msgspec.json.encode(plan))
 
     def answers(self) -> tuple[RouterAnswer, ...]:
         """Wait for them. Raises LoadFailed."""
-        out, said = self._child.communicate()
-        if self._child.returncode != 0:
-            raise LoadFailed(said.decode("utf-8", "replace").strip()[-2000:])
-        return msgspec.json.decode(out, type=tuple[RouterAnswer, ...])
+        with self._out, self._said:
+            if self._child.wait() != 0:
+                self._said.seek(0)
+                raise LoadFailed(self._said.read().decode("utf-8", "replace").strip()[-2000:])
+            self._out.seek(0)
+            return msgspec.json.decode(self._out.read(), type=tuple[RouterAnswer, ...])
 
 
 def router_client_main() -> None:
