@@ -116,8 +116,9 @@ class Alone:
         claim = Claim(
             self._means.pools,
             self._decode.ref,
-            request.num_tokens,
+            self._means.chooser.prompts.sent(self._progress, self._decode.ref, WorkerKind.DECODE, request.num_tokens),
             lambda error: inbox.put_nowait(DecodeLost(request.request_id, error)),
+            num_kv_tokens=request.num_tokens,
         )
         try:
             alarms.set(self._progress.time_left_s, _deadline())
@@ -178,7 +179,7 @@ class HandOver:
         claim = Claim(
             self._means.pools,
             self._prefill.ref,
-            request.num_tokens,
+            self._means.chooser.prompts.sent(self._progress, self._prefill.ref, WorkerKind.PREFILL, request.num_tokens),
             lambda error: self._inbox.put_nowait(PrefillEnded(error)),
         )
         self._prefill_trial = claim.trial
@@ -363,7 +364,11 @@ class HandOver:
         ref = self._target.decode
         session = self._means.pools.session(ref)
         lost = partial(DecodeLost, self._target.handoff_id)
-        self._decode_claim = Claim(self._means.pools, ref, 0, lambda error: self._inbox.put_nowait(lost(error)))
+        num_tokens = len(self._progress.job.prompt_token_ids) + len(self._progress.token_ids)
+        self._means.chooser.prompts.sent(self._progress, ref, WorkerKind.DECODE, num_tokens)
+        self._decode_claim = Claim(
+            self._means.pools, ref, 0, lambda error: self._inbox.put_nowait(lost(error)), num_kv_tokens=num_tokens
+        )
         session.attach(self._target.handoff_id, self._progress.time_left_s, self._inbox)
         self._progress.at[WorkerKind.DECODE] = ref
 

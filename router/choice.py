@@ -16,9 +16,10 @@ from collections.abc import Set as AbstractSet
 
 from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
 from router.pairs import Pair, PairBook, PairState
-from router.policies import Candidate, Policy, Query
+from router.policies import Candidate, Policy
 from router.pools import Pools
 from router.progress import Progress
+from router.prompts import Prompts
 
 _CROWDED = 0.9  # share of the KV memory that is in use
 _MOST_AHEAD = 16  # requests more than the one with the fewest: streams are worth more than shared blocks then
@@ -27,7 +28,9 @@ _MOST_AHEAD = 16  # requests more than the one with the fewest: streams are wort
 class Chooser:
     """Owns one policy per pool."""
 
-    def __init__(self, pools: Pools, policies: Mapping[WorkerKind, Policy], book: PairBook) -> None:
+    def __init__(self, pools: Pools, policies: Mapping[WorkerKind, Policy], book: PairBook, prompts: Prompts) -> None:
+        """`prompts` knows who has what of a request's prompt."""
+        self.prompts = prompts
         self._pools = pools
         self._policies = dict(policies)
         self._book = book
@@ -88,7 +91,7 @@ class Chooser:
         for candidate in preferred:
             if candidate.info.ref == near and (kind is WorkerKind.PREFILL or _has_room(candidate, preferred)):
                 return candidate.info
-        return self._policies[kind].choose(preferred, Query(progress.job.prompt_token_ids)).info
+        return self._policies[kind].choose(preferred, self.prompts.query(progress)).info
 
 
 def _fresh(pool: Sequence[Candidate], progress: Progress) -> list[Candidate]:

@@ -132,10 +132,14 @@ class RetryConfig:
 
 @dataclass(frozen=True, slots=True)
 class PolicyConfig:
-    """How a worker of each pool is chosen; names of `router.policies`."""
+    """How a worker of each pool is chosen; names of `router.policies`.
+
+    A prompt that was sent to a worker counts as cached there for `expect_s`, until the worker itself tells.
+    """
 
     prefill: str = "least_loaded"
     decode: str = "least_loaded"
+    expect_s: float = 5.0
 
 
 class DisaggregationMode(StrEnum):
@@ -261,6 +265,8 @@ class RouterConfig:
         for name, value in positive.items():
             if not value > 0:
                 raise ConfigError(f"{name}: got {value}, must be above 0")
+        if not self.policies.expect_s >= 0:
+            raise ConfigError(f"policies.expect_s: got {self.policies.expect_s}, must be at least 0")
         if not self.canary.interval_s >= 0:
             raise ConfigError(f"canary.interval_s: got {self.canary.interval_s}, must be at least 0")
         if self.grpc.port == self.http.port != 0:

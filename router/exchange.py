@@ -60,6 +60,7 @@ class Ask:
 
     With `fill_context`, sampling.max_tokens is not the client's: it is set to what the context leaves, at most
     `fill_at_most`. With `prompt_only` the answer is empty: the one token that ends computing the prompt is not given.
+    `session` is whatever the client calls the conversation that this belongs to, for policies that keep it in one place.
     `model` empty takes the only one. `route` None lets the router choose. `include_stop` keeps a stop
     string in the text. Lower `priority` runs first. `caller` is whoever's key came with it.
     """
@@ -79,7 +80,13 @@ class Ask:
     route: Route | None = None
     timeout_s: float | None = None
     traceparent: str = ""
+    session: str = ""
     caller: Caller = ANYBODY
+
+    @property
+    def session_key(self) -> str:
+        """Its session among those of all callers; empty where the client named none."""
+        return f"{self.caller.name}\0{self.session}" if self.session else ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.n <= MAX_ANSWERS:

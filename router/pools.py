@@ -37,25 +37,34 @@ class _Peer:
     session: DecodeSession
     num_inflight: int = 0
     num_inflight_tokens: int = 0
+    num_inflight_kv_tokens: int = 0
     leaving: bool = False
 
 
 class Claim:
     """Says that one request burdens a worker, until `release`; by `num_tokens` until `computed`. Both are idempotent.
 
+    It has a context of `num_kv_tokens` there, as far as that matters to choose among workers of its pool.
+
     `on_stall`, if given, hears once that the worker does not move and another would take the request.
     """
 
     def __init__(
-        self, pools: Pools, ref: WorkerRef, num_tokens: int, on_stall: Callable[[DiptychError], None] | None = None
+        self,
+        pools: Pools,
+        ref: WorkerRef,
+        num_tokens: int,
+        on_stall: Callable[[DiptychError], None] | None = None,
+        num_kv_tokens: int = 0,
     ) -> None:
         self._pools = pools
         self._ref = ref
         self._num_tokens = num_tokens
+        self._num_kv_tokens = num_kv_tokens
         self._on_stall = on_stall
         self._held = True
         self.trial = pools.breakers.begin(ref)  # what the worker's breaker hears of this request
-        pools.burden(ref, 1, num_tokens)
+        pools.burden(ref, 1, num_tokens, num_kv_tokens)
         pools.claims.setdefault(ref, set()).add(self)
 
     def stalled(self, error: DiptychError) -> bool:
@@ -78,7 +87,7 @@ class Claim:
             self._held = False
             self.trial.end()
             num_tokens, self._num_tokens = self._num_tokens, 0
-            self._pools.burden(self._ref, -1, -num_tokens)
+            self._pools.burden(self._ref, -1, -num_tokens, -self._num_kv_tokens)
             claims = self._pools.claims[self._ref]
             claims.discard(self)
             if not claims:
@@ -110,7 +119,8 @@ class Pools:
             if peer is not None and not peer.leaving:
                 doubtful = not self.breakers.offers(worker.info.ref)
                 inflight = peer.num_inflight, peer.num_inflight_tokens
-                found.append(Candidate(worker.info, worker.load, *inflight, doubtful))
+                held = peer.num_inflight_kv_tokens
+                found.append(Candidate(worker.info, worker.load, *inflight, doubtful, held))
         return tuple(found)
 
     def absent_s(self, kind: WorkerKind) -> float:
@@ -140,13 +150,14 @@ class Pools:
         """A connection to it broke: it gets no more work until it announces itself again."""
         self._registry.suspect(ref)
 
-    def burden(self, ref: WorkerRef, num_requests: int, num_tokens: int) -> None:
+    def burden(self, ref: WorkerRef, num_requests: int, num_tokens: int, num_kv_tokens: int = 0) -> None:
         """Count what a claim adds or takes; a worker that has gone is not counted."""
         peer = self._peers.get(ref)
         if peer is None:
             return
         peer.num_inflight += num_requests
         peer.num_inflight_tokens += num_tokens
+        peer.num_inflight_kv_tokens += num_kv_tokens
         if peer.leaving and peer.num_inflight == 0:
             self._drop(ref, "left")
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from contracts.block_hash import short_names
 from contracts.clock import Clock
+from contracts.kv_layout import KVLayout
 from contracts.worker import WorkerInfo, WorkerRef
 
 
@@ -44,6 +45,7 @@ class PrefixIndex:
 
     def __init__(self, clock: Clock, expect_s: float = 5.0) -> None:
         """What is expected counts for `expect_s` seconds unless news confirms it; 0 expects nothing."""
+        self.layout: KVLayout | None = None  # of the workers' KV memory, as the last that joined has it
         self._clock = clock
         self._expect_s = expect_s
         self._holders: dict[int, int] = {}
@@ -83,6 +85,7 @@ class PrefixIndex:
         """A life of a worker begins, with nothing. Idempotent."""
         if info.ref in self._shelves:
             return
+        self.layout = info.layout
         bit = 1
         while bit in self._by_bit:
             bit <<= 1

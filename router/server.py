@@ -14,18 +14,17 @@ from collections.abc import Coroutine
 
 from contracts.clock import Clock
 from contracts.errors import Unavailable
-from contracts.worker import WorkerKind
 from observability.admission_metrics import AdmissionSeries
 from observability.decision_metrics import DecisionMetrics
 from observability.log import get_logger
 from observability.metrics import RouterMetrics, WorkerSample
+from observability.policy_metrics import PolicyMetrics
 from observability.resilience_metrics import ResilienceMetrics
 from router.admission import Admission
-from router.advisor import Advisor, announced, nothing_cached
+from router.advisor import Advisor, announced
 from router.attempts import Means
 from router.breakers import Breakers
 from router.canary import Canary
-from router.choice import Chooser
 from router.config import RouterConfig
 from router.doors import Doors, Ports
 from router.embedded_registry import EmbeddedRegistry
@@ -38,7 +37,7 @@ from router.http_front import FrontLimits, HttpFront
 from router.limits import LocalBuckets
 from router.model_card import load_model_card
 from router.pairs import PairBook
-from router.policies import make_policy
+from router.placement import Placement
 from router.pools import Pools
 from router.prompting import Prompter
 from router.rate_limits import RateLimits
@@ -72,13 +71,11 @@ class RouterServer:
         self._admission = Admission(config.admission, clock, series.shed)
         series.watch_queue(lambda: self._admission.waiting_tokens, lambda: self._admission.wait_s)
         self._limits = RateLimits(config.limits, LocalBuckets(clock), series.limited)
-        policies = {
-            WorkerKind.PREFILL: make_policy(config.policies.prefill),
-            WorkerKind.DECODE: make_policy(config.policies.decode),
-        }
         book = PairBook(config.canary, clock)
         self._registry.subscribe(book.on_change)
-        chooser = Chooser(self._pools, policies, book)
+        opener = opener_for(config.access.tls)
+        self._placement = Placement(config.policies, PolicyMetrics(metrics.registry), clock, (config.channel, opener))
+        chooser = self._placement.chooser(self._pools, book, self._registry)
         budget = RetryBudget(config.retry.budget, clock)
         means = Means(self._pools, chooser, clock, config.retry, new_id, self._halt, book, budget)
         self._canary = Canary(means, book, config.canary, metrics)
@@ -89,7 +86,8 @@ class RouterServer:
         self._templates = TemplateProcesses()
         self._prompter = Prompter(card, self._templates)
         ways, loads = DecisionMetrics(metrics.registry), announced(self._registry)
-        flow = Flow(means, metrics, Advisor(config.disaggregation, clock, loads, nothing_cached, ways))
+        cached = self._placement.prompts.cached_tokens
+        flow = Flow(means, metrics, Advisor(config.disaggregation, clock, loads, cached, ways))
         gate = Gate(self._admission, self._limits)
         service = Inference(self._prompter, gate, flow, self._registry, clock, metrics)
         limits = FrontLimits(config.http.max_body_bytes, config.request_timeout_s)
@@ -136,6 +134,7 @@ class RouterServer:
         await self._doors.stop(1.0)
         await self._limits.close()
         await self._templates.close()
+        await self._placement.close()
         await self._pools.close()
 
     async def _keep_house(self) -> None:

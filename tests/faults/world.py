@@ -34,8 +34,9 @@ from engine.execution.fake import expected_tokens
 from kv_transfer.local import LocalHub
 from observability.decision_metrics import DecisionMetrics
 from observability.metrics import RouterMetrics
+from observability.policy_metrics import PolicyMetrics
 from router.admission import Admission
-from router.advisor import Advisor, announced, nothing_cached
+from router.advisor import Advisor, announced
 from router.answers import derived_seed
 from router.attempts import Means
 from router.breakers import Breakers
@@ -62,7 +63,9 @@ from router.model_card import ModelCard, load_model_card
 from router.pairs import PairBook
 from router.policies import make_policy
 from router.pools import Pools
+from router.prefix_index import PrefixIndex
 from router.prompting import Prompter
+from router.prompts import Prompts
 from router.rate_limits import RateLimits
 from router.retry_budget import RetryBudget
 from router.service import Inference
@@ -158,10 +161,11 @@ class World:
         )
         self.admission = Admission(AdmissionConfig(max_running=setup.max_running), clock)
         self.metrics = RouterMetrics(MODEL_NAME, list, lambda: (0, 0))
+        prompts = Prompts(PrefixIndex(clock), PolicyMetrics(self.metrics.registry))
         policies = {kind: make_policy("least_loaded") for kind in WorkerKind}
         book = PairBook(setup.canaries, clock)
         self.registry.subscribe(book.on_change)
-        chooser = Chooser(self.pools, policies, book)
+        chooser = Chooser(self.pools, policies, book, prompts)
         means = Means(
             self.pools,
             chooser,
@@ -173,7 +177,9 @@ class World:
             RetryBudget(RETRY.budget, clock),
         )
         ways = DisaggregationConfig(DisaggregationMode.ALWAYS)
-        advisor = Advisor(ways, clock, announced(self.registry), nothing_cached, DecisionMetrics(self.metrics.registry))
+        advisor = Advisor(
+            ways, clock, announced(self.registry), prompts.cached_tokens, DecisionMetrics(self.metrics.registry)
+        )
         flow = Flow(means, self.metrics, advisor)
         gate = Gate(self.admission, RateLimits(LimitsConfig(), LocalBuckets(clock)))
         self.service = Inference(

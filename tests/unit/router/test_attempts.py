@@ -4,6 +4,7 @@ import asyncio
 import itertools
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from contracts.clock import VirtualClock
 from contracts.errors import Draining, InternalError, RequestCancelled, Unavailable, WorkerLost
@@ -13,12 +14,15 @@ from contracts.request import FinishReason, TokenDelta
 from contracts.sampling import SamplingParams
 from contracts.wire import error_info
 from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
+from observability.policy_metrics import PolicyMetrics
 from router.attempts import HandOver, Means
 from router.breakers import Breakers, BreakerState
 from router.config import BreakerConfig, RetryBudgetConfig, RetryConfig
 from router.halt import Halt
 from router.legs import DecodeLost, DecodeTokens
+from router.prefix_index import PrefixIndex
 from router.progress import Job, Progress
+from router.prompts import Prompts
 from router.registry import Change, ChangeKind
 from router.retry_budget import RetryBudget
 
@@ -68,7 +72,7 @@ class OpenPools:
         self.leg = Leg(inbox)
         return self.leg
 
-    def burden(self, ref, num_requests, num_tokens):
+    def burden(self, ref, num_requests, num_tokens, num_kv_tokens=0):
         pass
 
     def suspect(self, ref):
@@ -84,6 +88,7 @@ class World:
     def __init__(self, num_decode=3):
         self.clock = VirtualClock()
         self.pools = OpenPools(self.clock)
+        self.prompts = Prompts(PrefixIndex(self.clock), PolicyMetrics(CollectorRegistry()))
         self.prefill = worker("p0", WorkerKind.PREFILL)
         self.decodes = [worker(f"d{i}", WorkerKind.DECODE) for i in range(num_decode)]
         for info in (self.prefill, *self.decodes):

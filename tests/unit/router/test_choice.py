@@ -3,17 +3,21 @@
 from itertools import product
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from contracts.clock import VirtualClock
 from contracts.errors import TransferFailed
 from contracts.kv_layout import KVLayout
 from contracts.sampling import SamplingParams
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
+from observability.policy_metrics import PolicyMetrics
 from router.choice import Chooser
 from router.config import CanaryConfig, RetryConfig
 from router.pairs import Pair, PairBook
 from router.policies import Candidate, LeastLoaded, RoundRobin
+from router.prefix_index import PrefixIndex
 from router.progress import Job, Progress
+from router.prompts import Prompts
 from router.registry import Change, ChangeKind
 
 LAYOUT = KVLayout("m", "float32", 1, 1, 8, 16)
@@ -44,7 +48,8 @@ def chooser(num_prefill, num_decode, bad=(), busy=(), policy=RoundRobin):
     for prefill, decode in bad:
         for _ in range(2):
             book.canary_failed(Pair(WorkerRef(prefill, 1), WorkerRef(decode, 1)), TransferFailed("lost"))
-    return Chooser(offered, {kind: policy() for kind in WorkerKind}, book)
+    prompts = Prompts(PrefixIndex(VirtualClock()), PolicyMetrics(CollectorRegistry()))
+    return Chooser(offered, {kind: policy() for kind in WorkerKind}, book, prompts)
 
 
 def progress(*avoid):
