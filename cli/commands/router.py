@@ -8,6 +8,7 @@ from typing import Unpack
 import click
 
 from cli.commands import flags
+from cli.commands.doorflags import DOOR_OPTIONS, DoorFlags, doors
 from cli.commands.wayflags import WAY_OPTIONS, WayFlags, disaggregation_config
 from cli.options import POSITIVE_SECONDS, SIZE, SectionedCommand, apply, option
 from engine.models.store import model_name
@@ -15,7 +16,7 @@ from router.config import AdmissionConfig, CanaryConfig, HttpConfig, PolicyConfi
 from rpc.server import ServerConfig
 
 
-class RouterFlags(WayFlags):
+class RouterFlags(DoorFlags, WayFlags):
     """What click hands over, checked by the options below."""
 
     model: Path
@@ -44,6 +45,7 @@ OPTIONS = (
     flags.http_port_option,
     flags.grpc_port_option("gRPC API, and where workers announce themselves; 0 takes a free port."),
     flags.advertise_option,
+    *DOOR_OPTIONS,
     flags.policy_option,
     flags.canary_interval_option,
     *WAY_OPTIONS,
@@ -88,11 +90,17 @@ OPTIONS = (
 def router_config(given: RouterFlags) -> RouterConfig:
     """The router that these flags describe."""
     policies = PolicyConfig(given["policy"], given["policy"]) if given["policy"] is not None else PolicyConfig()
+    opened = doors(given, given["host"])
     return RouterConfig(
         model_dir=given["model"],
         model_name=given["served_name"] or model_name(given["model"]),
-        http=HttpConfig(host=given["host"], port=given["http_port"], max_body_bytes=given["max_body"]),
-        grpc=ServerConfig(host=given["host"], port=given["grpc_port"], advertise=given["advertise"]),
+        http=HttpConfig(
+            host=given["host"], port=given["http_port"], max_body_bytes=given["max_body"], tls=opened.http
+        ),
+        grpc=ServerConfig(
+            host=given["host"], port=given["grpc_port"], advertise=given["advertise"], tls=opened.grpc
+        ),
+        access=opened.access,
         admission=AdmissionConfig(given["max_running"], given["max_waiting"]),
         policies=policies,
         canary=CanaryConfig(interval_s=given["canary_interval"]),

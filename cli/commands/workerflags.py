@@ -6,9 +6,9 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypedDict
 
 from cli.commands import flags
+from cli.commands.doorflags import TLS_OPTIONS, TlsFlags, tls_config
 from cli.options import ADDRESS, ADVERTISE, LABEL, PORT, Decorated, option
 from contracts.worker import WorkerKind
 from engine.build import ModelRuntimeConfig
@@ -20,7 +20,7 @@ from rpc.server import ServerConfig, has_port
 from worker.config import WorkerConfig
 
 
-class WorkerFlags(TypedDict):
+class WorkerFlags(TlsFlags):
     """What click hands over, checked by the options below."""
 
     model: Path
@@ -113,6 +113,7 @@ OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
         metavar="PORT",
         help="Serve Prometheus metrics there. [default: nowhere]",
     ),
+    *TLS_OPTIONS,
     flags.drain_timeout_option,
     flags.exit_with_option,
     flags.service_log_level_option,
@@ -130,7 +131,9 @@ def worker_config(given: WorkerFlags, pool: WorkerKind) -> WorkerConfig:
         kv_memory_bytes=given["kv_memory"],
         connectors=connectors(given),
         network=network_config(given),
-        server=ServerConfig(host=given["host"], port=given["port"], advertise=given["advertise"]),
+        server=ServerConfig(
+            host=given["host"], port=given["port"], advertise=given["advertise"], tls=tls_config(given)
+        ),
         routers=given["router"],
         lifecycle=LifecycleConfig(drain_limit_s=given["drain_timeout"]),
         metrics_host=given["host"],
