@@ -23,7 +23,7 @@ import httpx
 import msgspec
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from cli.config import ClusterConfig
+from cli.config import ClusterConfig, DoorOptions
 from cli.ports import KeptPort, keep_port
 from cli.process import ProcessListener, ProcessSpec, ProcessState, ProcessStatus, SupervisedProcess
 from contracts.clock import Clock, MonotonicClock
@@ -179,7 +179,22 @@ def router_argv(config: ClusterConfig, http: KeptPort, front: KeptPort) -> tuple
         argv += ["--disaggregate-above", str(ways.above_tokens)]
     if config.canary_interval_s is not None:
         argv += ["--canary-interval", str(config.canary_interval_s)]
-    return tuple(argv)
+    return (*argv, *_door_argv(config.door))
+
+
+def _door_argv(door: DoorOptions) -> list[str]:
+    admission, limits = door.admission, door.limits
+    argv = ["--max-running", str(admission.max_running), "--max-waiting", str(admission.max_waiting)]
+    argv += ["--max-body", str(door.max_body_bytes), "--request-timeout", str(door.request_timeout_s)]
+    for flag, value in (
+        ("--max-waiting-tokens", admission.max_waiting_tokens),
+        ("--max-wait", admission.max_wait_s),
+        ("--requests-per-minute", limits.requests_per_minute),
+        ("--tokens-per-minute", limits.tokens_per_minute),
+    ):
+        if value is not None:
+            argv += [flag, str(value)]
+    return argv
 
 
 def worker_argv(config: ClusterConfig, kind: str, name: str, port: KeptPort, router: str) -> tuple[str, ...]:

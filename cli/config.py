@@ -11,7 +11,7 @@ from pathlib import Path
 
 from engine.execution.config import ENVIRONMENT as EXECUTION_ENVIRONMENT
 from engine.models.store.config import ENVIRONMENT as STORE_ENVIRONMENT
-from router.config import DisaggregationConfig
+from router.config import AdmissionConfig, DisaggregationConfig, LimitsConfig
 
 MIB, GIB = 2**20, 2**30
 
@@ -75,6 +75,16 @@ class WorkerOptions:
     threads: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class DoorOptions:
+    """How the router of the cluster treats its clients."""
+
+    admission: AdmissionConfig = field(default_factory=AdmissionConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    max_body_bytes: int = 8 * MIB
+    request_timeout_s: float = 600.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
     """A router and its workers on one machine. Port 0 takes a free one."""
@@ -89,6 +99,7 @@ class ClusterConfig:
     policy: str | None = None
     canary_interval_s: float | None = None
     disaggregation: DisaggregationConfig = field(default_factory=DisaggregationConfig)
+    door: DoorOptions = field(default_factory=DoorOptions)
     workers: WorkerOptions = field(default_factory=WorkerOptions)
     log_level: str = "warning"
     drain_timeout_s: float = 10.0

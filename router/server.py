@@ -69,7 +69,7 @@ class RouterServer:
         metrics = RouterMetrics(config.model_name, self._sample_workers, self._count_requests)
         series = AdmissionSeries(metrics.registry)
         self._admission = Admission(config.admission, clock, series.shed)
-        series.watch_queue(lambda: self._admission.waiting_tokens, lambda: self._admission.wait_s)
+        series.watch_queue(lambda: self._admission.backlog.tokens, lambda: self._admission.backlog.wait_s)
         self._limits = RateLimits(config.limits, LocalBuckets(clock), series.limited)
         book = PairBook(config.canary, clock)
         self._registry.subscribe(book.on_change)

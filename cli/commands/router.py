@@ -9,14 +9,15 @@ import click
 
 from cli.commands import flags
 from cli.commands.doorflags import DOOR_OPTIONS, DoorFlags, doors
+from cli.commands.admissionflags import ADMISSION_OPTIONS, AdmissionFlags, admission_config, limits_config
 from cli.commands.wayflags import WAY_OPTIONS, WayFlags, disaggregation_config
-from cli.options import POSITIVE_SECONDS, SIZE, SectionedCommand, apply, option
+from cli.options import SectionedCommand, apply
 from engine.models.store import model_name
-from router.config import AdmissionConfig, CanaryConfig, HttpConfig, PolicyConfig, RouterConfig
+from router.config import CanaryConfig, HttpConfig, PolicyConfig, RouterConfig
 from rpc.server import ServerConfig
 
 
-class RouterFlags(DoorFlags, WayFlags):
+class RouterFlags(AdmissionFlags, DoorFlags, WayFlags):
     """What click hands over, checked by the options below."""
 
     model: Path
@@ -27,16 +28,10 @@ class RouterFlags(DoorFlags, WayFlags):
     advertise: str
     policy: str | None
     canary_interval: float
-    max_running: int
-    max_waiting: int
-    max_body: int
-    request_timeout: float
     drain_timeout: float
     exit_with: int | None
     log_level: str
 
-
-_ADMISSION = AdmissionConfig()
 
 OPTIONS = (
     flags.model_dir_option,
@@ -49,38 +44,7 @@ OPTIONS = (
     flags.policy_option,
     flags.canary_interval_option,
     *WAY_OPTIONS,
-    option(
-        "--max-running",
-        section="Admission",
-        type=flags.POSITIVE,
-        metavar="ANSWERS",
-        default=_ADMISSION.max_running,
-        help="Answers that are made at once; a request of n counts n.",
-    ),
-    option(
-        "--max-waiting",
-        section="Admission",
-        type=click.IntRange(min=0),
-        metavar="REQUESTS",
-        default=_ADMISSION.max_waiting,
-        help="Requests that may wait beyond that; more get 429.",
-    ),
-    option(
-        "--max-body",
-        section="Admission",
-        type=SIZE,
-        metavar="SIZE",
-        default="8MiB",
-        help="Largest HTTP request body.",
-    ),
-    option(
-        "--request-timeout",
-        section="Admission",
-        type=POSITIVE_SECONDS,
-        metavar="SECONDS",
-        default=600.0,
-        help="Longest that one request may take.",
-    ),
+    *ADMISSION_OPTIONS,
     flags.drain_timeout_option,
     flags.exit_with_option,
     flags.service_log_level_option,
@@ -101,7 +65,8 @@ def router_config(given: RouterFlags) -> RouterConfig:
             host=given["host"], port=given["grpc_port"], advertise=given["advertise"], tls=opened.grpc
         ),
         access=opened.access,
-        admission=AdmissionConfig(given["max_running"], given["max_waiting"]),
+        admission=admission_config(given),
+        limits=limits_config(given),
         policies=policies,
         canary=CanaryConfig(interval_s=given["canary_interval"]),
         disaggregation=disaggregation_config(given),

@@ -17,8 +17,9 @@ import click
 
 from cli.cluster import LocalCluster
 from cli.commands import flags
+from cli.commands.admissionflags import ADMISSION_OPTIONS, AdmissionFlags, admission_config, limits_config
 from cli.commands.wayflags import WAY_OPTIONS, WayFlags, disaggregation_config
-from cli.config import ClusterConfig, RestartPolicy, WorkerOptions, default_threads
+from cli.config import ClusterConfig, DoorOptions, RestartPolicy, WorkerOptions, default_threads
 from cli.modelsource import fetch
 from cli.options import POSITIVE_SECONDS, SectionedCommand, apply, option
 from cli.process import ProcessStatus
@@ -33,7 +34,7 @@ from rpc.process import StopSignals
 STOP_MARGIN_S = 15.0
 
 
-class UpFlags(WayFlags):
+class UpFlags(AdmissionFlags, WayFlags):
     """What click hands over, checked by the options below."""
 
     model: str
@@ -96,6 +97,7 @@ OPTIONS = (
     flags.max_num_seqs_option,
     flags.scheduling_option,
     flags.prefix_caching_option,
+    *ADMISSION_OPTIONS,
     flags.host_option("Where the router listens; 0.0.0.0 is everywhere."),
     flags.http_port_option,
     flags.grpc_port_option("gRPC API; 0 takes a free port."),
@@ -147,6 +149,12 @@ def cluster_config(given: UpFlags, model_dir: Path) -> ClusterConfig:
         policy=given["policy"],
         canary_interval_s=given["canary_interval"],
         disaggregation=disaggregation_config(given),
+        door=DoorOptions(
+            admission=admission_config(given),
+            limits=limits_config(given),
+            max_body_bytes=given["max_body"],
+            request_timeout_s=given["request_timeout"],
+        ),
         workers=workers,
         log_level=given["log_level"],
         drain_timeout_s=given["drain_timeout"],

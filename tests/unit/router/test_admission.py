@@ -268,7 +268,7 @@ async def test_who_is_sent_away_is_told_when_the_queue_has_moved_and_each_a_late
     await door.learn(10.0, tokens=100)
     visits = [door.knock(str(i), tokens=100) for i in range(6)]
     await settle()
-    assert door.admission.wait_s == pytest.approx(20.0, rel=0.01), "four of 10 s on two places"
+    assert door.admission.backlog.wait_s == pytest.approx(20.0, rel=0.01), "four of 10 s on two places"
     told = [(await refusal(door.knock("late", tokens=100)[0])).retry_after_s for _ in range(12)]
     assert told[:3] == [pytest.approx(20.0), pytest.approx(25.0), pytest.approx(30.0)]
     assert told == sorted(told)
