@@ -32,6 +32,7 @@ from router.keys import Doorkeeper
 from router.model_card import ModelCard
 from router.registry import OpenRegistry
 from router.service import Inference
+from router.sessions import session_in
 
 INFERENCE_SERVICE: str = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 REGISTRY_SERVICE: str = registry_pb2.DESCRIPTOR.services_by_name["Registry"].full_name
@@ -59,7 +60,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         """See the service's definition."""
         caller = self._doorkeeper.caller(authorization(tuple(context.invocation_metadata() or ())))
         ask = ask_from_pb(request, self._service.card, self._new_id, _traceparent(context))
-        ask = replace(ask, caller=caller, timeout_s=context.time_remaining())
+        session = session_in(context.invocation_metadata() or ())
+        ask = replace(ask, caller=caller, timeout_s=context.time_remaining(), session=session)
         async with aclosing(self._service.answer(ask, self._timeout_s)) as pieces:
             async for piece in pieces:
                 if piece.quota is not None:

@@ -31,6 +31,7 @@ from router.key_door import caller_of
 from router.openai_format import ChatFormat, CompletionFormat, Echo, Format, Frame, Json, error_body, render
 from router.openai_schema import ChatBody, CommonBody, CompletionBody, chat_ask, completion_ask, parse
 from router.service import MAX_REQUEST_ID_CHARS, Inference
+from router.sessions import HEADER, session_of
 
 _READ_ON = 4  # times the limit
 _SHOWN_PATH = 200  # characters
@@ -81,6 +82,7 @@ class HttpFront:
             chat_ask(body, self._service.card, request_id, _traceparent(request)),
             caller=caller_of(request),
             timeout_s=wanted_timeout_s(request),
+            session=session_of(request.headers.get(HEADER), body.prompt_cache_key, body.user),
         )
         frame = self._frame(body, f"chatcmpl-{request_id}", logprobs=body.logprobs is True)
         return self._answer(ask, ChatFormat(frame), body)
@@ -92,6 +94,7 @@ class HttpFront:
             completion_ask(body, self._service.card, request_id, _traceparent(request)),
             caller=caller_of(request),
             timeout_s=wanted_timeout_s(request),
+            session=session_of(request.headers.get(HEADER), body.prompt_cache_key, body.user),
         )
         text = ask.prompt.text if isinstance(ask.prompt, TextPrompt) else None
         echo = Echo(text, ask.skip_special_tokens) if body.echo else None

@@ -141,6 +141,7 @@ class Inference:
             deadline=deadline,
             route=ask.route,
             priority=ask.priority,
+            session=ask.session_key,
             traceparent=ask.traceparent,
         )
 

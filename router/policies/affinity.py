@@ -40,6 +40,6 @@ class SessionAffinity:
 
 def _session_key(query: Query) -> bytes:
     if query.session:
-        return b"s" + query.session.encode()
+        return b"s" + query.session.encode("utf-8", "surrogatepass")
     hashes = query.block_hashes[:SESSION_BLOCKS]
     return b"p" + (hashes[-1] if hashes else repr(query.prompt_token_ids[:64]).encode())
