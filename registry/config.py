@@ -63,6 +63,20 @@ class RedisConfig:
     max_connections: int = 16
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseConfig:
+    """How long words are believed, in seconds: an announcement `ttl_s`; a farewell `tombstone_s`, in which no late word of the
+    life that left brings it back.
+    """
+
+    ttl_s: float = 5.0
+
+    @property
+    def tombstone_s(self) -> float:
+        """Longer than a word can be on its way."""
+        return 2 * self.ttl_s
+
+
 def parse_redis_url(url: str, flag: str = "--registry") -> RedisAddress:
     """The address that a URL names. Raises ConfigError naming the flag, and what is wrong, but never a password."""
     try:

@@ -62,8 +62,10 @@ class WorkerTable:
         self._last_known: dict[WorkerKind, float] = {}  # when a worker of the pool went away
         self._listeners: list[Callable[[Change], None]] = []
 
-    def announce(self, info: WorkerInfo, load: WorkerLoad, age_s: float = 0.0, *, judged: bool = False) -> None:
-        """Take a word that is `age_s` old. `judged`: the registry itself has said whose the id is.
+    def announce(self, info: WorkerInfo, load: WorkerLoad, age_s: float | None = None, *, judged: bool = False) -> None:
+        """Take a word that was heard now, or looked up and `age_s` old: that acquits no suspect, who may have died since.
+
+        `judged`: the registry itself has said whose the id is.
 
         Raises StaleEpoch, LayoutMismatch, or WorkerIdTaken when another worker that is alive goes by this id.
         """
@@ -73,12 +75,12 @@ class WorkerTable:
         self._check_epoch(info.ref)
         self._check_fits(info)
         known = self._workers.get(info.ref.worker_id)
-        heard_at = self._now() - age_s
+        heard_at = self._now() - (age_s or 0.0)
         if known is not None and known.info == info and heard_at < known.heard_at:
             return  # an older word than the last: it says nothing
         if known is not None and known.info != info:
             self._suspected_at.pop(known.info.ref, None)
-        suspect = heard_at < self._suspected_at.get(info.ref, -math.inf)  # it was said before the connection broke
+        suspect = age_s is not None and info.ref in self._suspected_at
         if not suspect:
             self._suspected_at.pop(info.ref, None)
         self._workers[info.ref.worker_id] = Worker(info, load, heard_at, suspect)

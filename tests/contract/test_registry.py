@@ -1,22 +1,27 @@
 """What every registry keeps: the newest life of each worker, while its word is fresh."""
 
 import asyncio
+import contextlib
 import math
 from dataclasses import replace
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from contracts.clock import VirtualClock, settle
 from contracts.errors import LayoutMismatch, StaleEpoch, WorkerIdTaken
 from contracts.kv_layout import KVLayout
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef, WorkerState
+from registry.config import RedisConfig, parse_redis_url
+from registry.link import RedisLink
 from router.config import RegistryConfig
 from router.embedded_registry import EmbeddedRegistry
+from router.redis_registry import RedisRegistry
 from router.registry import ChangeKind
 from rpc.announce import UNHEARD, Announcer
+from tests.redis_process import RedisProcess, require_redis_server
 
 LAYOUT = KVLayout("m", "float32", 1, 1, 8, 16)
 TTL_S, QUIET_S = 5.0, 3.0
@@ -27,13 +32,74 @@ def info(worker_id="a", epoch=1, kind=WorkerKind.DECODE, **changes):
     return replace(base, **changes)
 
 
-@pytest.fixture(params=["embedded"])
-def kept(request):
-    clock = VirtualClock()
-    registry = EmbeddedRegistry(RegistryConfig(TTL_S, QUIET_S / TTL_S), "m", clock)
+class AgeingClock(VirtualClock):
+    """A virtual clock that takes the leases in a Redis along: they expire by its clock, which nobody can turn.
+
+    It moves in small steps, between which what was asked of Redis is answered.
+    """
+
+    link: RedisLink
+
+    async def advance(self, delta_s: float) -> None:
+        target, steps = self.now() + delta_s, max(1, round(delta_s / 0.25))
+        for step in range(steps):
+            await self.age(delta_s / steps)
+            await super().advance(target - self.now() if step == steps - 1 else delta_s / steps)
+            for _ in range(4):
+                await self.link.run("PING")
+
+    async def age(self, delta_s: float) -> None:
+        await self.link.run("EVAL", AGE, 0, round(delta_s * 1000))
+
+
+AGE = """
+for _, key in ipairs(redis.call('KEYS', '*')) do
+  local left = redis.call('PTTL', key)
+  if left >= 0 then redis.call('PEXPIRE', key, left - ARGV[1]) end
+end
+"""
+
+
+@contextlib.asynccontextmanager
+async def redis_registry(process, clock):
+    patient = RedisConfig(parse_redis_url(process.url), connect_timeout_s=10.0, command_timeout_s=10.0)
+    link = clock.link = RedisLink(patient, clock)
+    registry = RedisRegistry(link, RegistryConfig(TTL_S, QUIET_S / TTL_S), "m", clock)
+    link.start()
+    registry.start()
+    async with asyncio.timeout(10):
+        while registry.problem:
+            await asyncio.sleep(0.001)
+    try:
+        yield registry
+    finally:
+        await registry.close()
+        await link.close()
+
+
+@pytest.fixture(scope="module")
+def shared_redis(tmp_path_factory):
+    require_redis_server()
+    process = RedisProcess(tmp_path_factory.mktemp("redis"))
+    process.start()
+    yield process
+    process.kill()
+
+
+@pytest.fixture(params=["embedded", "redis"])
+async def kept(request):
     changes = []
-    registry.subscribe(lambda change: changes.append((change.kind, change.info.ref)))
-    return registry, clock, changes
+    async with contextlib.AsyncExitStack() as stack:
+        if request.param == "embedded":
+            clock = VirtualClock()
+            registry = EmbeddedRegistry(RegistryConfig(TTL_S, QUIET_S / TTL_S), "m", clock)
+        else:
+            process = request.getfixturevalue("shared_redis")
+            process.command("FLUSHALL")
+            clock = AgeingClock()
+            registry = await stack.enter_async_context(redis_registry(process, clock))
+        registry.subscribe(lambda change: changes.append((change.kind, change.info.ref)))
+        yield registry, clock, changes
 
 
 async def test_an_announcement_is_believed_for_its_ttl(kept):
@@ -93,7 +159,7 @@ async def test_a_living_namesake_elsewhere_is_refused_and_told_what_to_do(kept):
     for epoch in (2, 1, 0):
         with pytest.raises(WorkerIdTaken, match=r"'a'.* a:1 has it .* b:1 wants it; give each worker a --worker-id"):
             await registry.announce(info(epoch=epoch, address="b:1"), WorkerLoad())
-    await clock.advance(TTL_S)
+    await clock.advance(TTL_S - 1)
     await registry.announce(info(epoch=1), WorkerLoad())
     assert [w.info.address for w in registry.workers()] == ["a:1"]
     assert changes == [(ChangeKind.JOINED, WorkerRef("a", 1))], "the first goes on undisturbed"
@@ -102,10 +168,10 @@ async def test_a_living_namesake_elsewhere_is_refused_and_told_what_to_do(kept):
 async def test_a_restart_elsewhere_joins_when_the_old_life_has_been_silent_for_its_ttl(kept):
     registry, clock, changes = kept
     await registry.announce(info(epoch=1), WorkerLoad())
-    await clock.advance(TTL_S)
+    await clock.advance(TTL_S - 1)
     with pytest.raises(WorkerIdTaken):
         await registry.announce(info(epoch=2, address="b:1"), WorkerLoad())
-    await clock.advance(0.1)
+    await clock.advance(1.1)
     await registry.announce(info(epoch=2, address="b:1"), WorkerLoad())
     assert [kind for kind, _ in changes] == [ChangeKind.JOINED, ChangeKind.LOST, ChangeKind.JOINED]
     with pytest.raises(WorkerIdTaken, match="b:1 has it"):
@@ -216,13 +282,17 @@ class Believing(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.clock = VirtualClock()
-        self.registry = EmbeddedRegistry(RegistryConfig(TTL_S), "m", self.clock)
+        self.clock, self.registry = self.open()
         self.live = {}
         self.registry.subscribe(self.on_change)
-        self.told = {}  # worker → (epoch, when, left)
+        self.told = {}  # worker → (epoch, when)
+        self.left = {}  # worker → when its last life left
         self.at = {}  # worker → where its last accepted word came from
         self.suspects = set()
+
+    def open(self):
+        clock = VirtualClock()
+        return clock, EmbeddedRegistry(RegistryConfig(TTL_S), "m", clock)
 
     def on_change(self, change):
         ref = change.info.ref
@@ -241,8 +311,8 @@ class Believing(RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from("ab"), epoch=st.integers(1, 3), place=st.sampled_from("xy"))
     def announce(self, worker, epoch, place):
-        known, _, left = self.told.get(worker, (0, 0.0, False))
-        stale = (epoch < known and self.fresh(worker)) or (left and epoch <= known)
+        known, _ = self.told.get(worker, (0, 0.0))
+        stale = (epoch < known and self.fresh(worker)) or (self.remembered(worker) and epoch <= known)
         taken = self.fresh(worker) and self.at[worker] != place and worker not in self.suspects
         try:
             self.run(self.registry.announce(info(worker, epoch, address=f"{place}:1"), WorkerLoad()))
@@ -254,30 +324,40 @@ class Believing(RuleBasedStateMachine):
         else:
             assert not stale
             assert not taken
-            self.told[worker] = (epoch, self.clock.now(), False)
+            self.told[worker] = (epoch, self.clock.now())
+            self.left.pop(worker, None)
             self.at[worker] = place
             self.suspects.discard(worker)
 
     @rule(worker=st.sampled_from("ab"))
     def suspect(self, worker):
         if self.fresh(worker):
-            self.registry.suspect(WorkerRef(worker, self.told[worker][0]))
+            self.run(self.tell_suspicion(WorkerRef(worker, self.told[worker][0])))
             self.suspects.add(worker)
+
+    async def tell_suspicion(self, ref):
+        self.registry.suspect(ref)
 
     @rule(worker=st.sampled_from("ab"), epoch=st.integers(1, 3))
     def leave(self, worker, epoch):
         self.run(self.registry.leave(WorkerRef(worker, epoch)))
         if self.fresh(worker) and self.told[worker][0] == epoch:
-            self.told[worker] = (epoch, self.told[worker][1], True)
+            self.left[worker] = self.clock.now()
 
-    @rule(seconds=st.sampled_from([1.0, 3.0, 6.0]))
+    @rule(seconds=st.sampled_from([1.3, 3.1, 6.0]))
     def time_passes(self, seconds):
-        self.clock._now += seconds
+        self.move(seconds)
         self.registry.expire()
 
+    def move(self, seconds):
+        self.clock._now += seconds
+
     def fresh(self, worker):
-        _, when, left = self.told.get(worker, (0, -1e9, False))
-        return not left and self.clock.now() - when <= TTL_S
+        _, when = self.told.get(worker, (0, -1e9))
+        return worker not in self.left and self.clock.now() - when <= TTL_S
+
+    def remembered(self, worker):
+        return worker in self.left and self.clock.now() - self.left[worker] <= 2 * TTL_S
 
     @invariant()
     def exactly_the_fresh_are_there(self):
@@ -286,5 +366,29 @@ class Believing(RuleBasedStateMachine):
         assert there == self.live
 
 
-TestBelieving = Believing.TestCase
-TestBelieving.settings = settings(max_examples=100, stateful_step_count=20, deadline=None)
+def test_believing_embedded():
+    steps = settings(max_examples=100, stateful_step_count=20, deadline=None)
+    run_state_machine_as_test(Believing, settings=steps)
+
+
+def test_believing_redis(shared_redis):
+    class BelievingRedis(Believing):
+        def open(self):
+            shared_redis.command("FLUSHALL")
+            clock = AgeingClock()
+            self.runner = asyncio.Runner()
+            self.opened = redis_registry(shared_redis, clock)
+            return clock, self.runner.run(self.opened.__aenter__())
+
+        def run(self, coroutine):
+            return self.runner.run(coroutine)
+
+        def move(self, seconds):
+            self.run(self.clock.advance(seconds))
+
+        def teardown(self):
+            self.runner.run(self.opened.__aexit__(None, None, None))
+            self.runner.close()
+
+    steps = settings(max_examples=25, stateful_step_count=15, deadline=None)
+    run_state_machine_as_test(BelievingRedis, settings=steps)

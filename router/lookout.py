@@ -1,0 +1,156 @@
+"""What one router hears of the workers from Redis, into its table: messages at once, and a look at all leases now and then.
+
+    AWAY            the table is held: the last known workers are routed to; a connection that breaks takes one out
+      │ listening, and a look has come through                ▲ the link or the subscription breaks,
+      ▼                                                       │ or Redis takes no writes
+    THERE           words come as messages; a look heals what was missed; who does not speak within ttl_s is lost
+
+Clocks of different machines are never compared: how old a word is follows from its lease in Redis, how long ago it was heard
+from this router's clock. What is damaged in Redis, or does not fit, costs a line in the log and a count (`num_refused`).
+Does not know requests, policies or connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import uuid4
+
+from contracts.clock import Clock
+from contracts.errors import DiptychError, InvalidRequest, Unavailable
+from contracts.worker import WorkerRef
+from observability.log import get_logger
+from registry import keys, scripts, wire
+from registry.link import RedisLink, Reply, watched
+from registry.subscription import Message, Signal, Subscription
+from router.config import RegistryConfig
+from router.worker_table import WorkerTable
+
+log = get_logger(__name__)
+_LOOK_S = 1.0  # as often as workers speak
+_LOOK_TIMEOUT_S = 2.0
+_GRUMBLE_S = 10.0
+
+
+class Lookout:
+    """Fills a table. Owns a subscription and two tasks from `start` to `close`."""
+
+    def __init__(self, link: RedisLink, table: WorkerTable, config: RegistryConfig, clock: Clock) -> None:
+        self._link = link
+        self._table = table
+        self._config = config
+        self._clock = clock
+        self._router = keys.router(uuid4().hex)
+        self._subscription: Subscription | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._look_now = asyncio.Event()
+        self._grumbled_at = -_GRUMBLE_S
+        self.problem = "not reached yet"  # what keeps the registry away; empty while it is there
+        self.num_refused = 0
+        table.hold()
+
+    def start(self) -> None:
+        """Begin to listen and to look. Returns at once, whether or not Redis is there."""
+        self._subscription = Subscription(self._link, (keys.ANNOUNCED, keys.LEFT), self._clock)
+        self._tasks = [
+            watched("registry listener", self._listen(self._subscription), self._died),
+            watched("registry look", self._keep_looking(self._subscription), self._died),
+        ]
+
+    async def close(self) -> None:
+        """End what `start` began. Idempotent."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._subscription is not None:
+            await self._subscription.close()
+
+    async def _listen(self, subscription: Subscription) -> None:
+        async for event in subscription:
+            match event:
+                case Signal.LISTENING:
+                    self._look_now.set()
+                case Signal.DEAF:
+                    self._away(self._link.presence.problem or "the subscription broke")
+                case Message():
+                    self._take(event)
+        self._away("the subscription ended")
+
+    async def _keep_looking(self, subscription: Subscription) -> None:
+        """Look now and then, and at once when listening begins; the table goes on when both a look and listening succeed."""
+        while True:
+            self._look_now.clear()
+            listening = subscription.listening
+            try:
+                await self._look()
+            except Unavailable as error:
+                self._away(error.message)
+            else:
+                if listening and subscription.listening:
+                    self._there()
+            await self._pause()
+
+    async def _look(self) -> None:
+        args = (keys.WORKER, round(2 * self._config.ttl_s * 1e3))
+        found = await self._link.script(scripts.LOOK, (keys.WORKERS, self._router), args, _LOOK_TIMEOUT_S)
+        if not isinstance(found, list):
+            raise Unavailable(f"{self._link.config.address}: an answer that is not understood: {found!r:.80}")
+        for entry in found:
+            try:
+                self._take_lease(entry)
+            except DiptychError as error:
+                self._refuse(error)
+
+    def _take_lease(self, entry: Reply) -> None:
+        match entry:
+            case [bytes(worker_id), bytes(epoch), b"", int(), bytes()] if epoch.isdigit():
+                self._table.leave(WorkerRef(worker_id.decode(errors="replace"), int(epoch)))
+            case [bytes(worker_id), bytes(), bytes(word), int(left_ms), bytes(ttl_ms)] if ttl_ms.isdigit():
+                info, load = wire.word_from_bytes(word)
+                age_s = max(0, int(ttl_ms) - left_ms) / 1e3
+                if info.ref.worker_id.encode() != worker_id or left_ms < 0:
+                    raise InvalidRequest("worker_id", worker_id, "the lease is not of this worker, or has no end")
+                if age_s <= self._config.ttl_s:
+                    self._table.announce(info, load, age_s, judged=True)
+            case _:
+                raise InvalidRequest("lease", repr(entry)[:80], "must be one of registry.keys")
+
+    def _take(self, message: Message) -> None:
+        try:
+            if message.channel == keys.LEFT:
+                self._table.leave(wire.farewell_from_bytes(message.data))
+            else:
+                info, load = wire.word_from_bytes(message.data)
+                self._table.announce(info, load, judged=True)
+        except DiptychError as error:
+            self._refuse(error)
+
+    def _refuse(self, error: DiptychError) -> None:
+        """What is in Redis cannot be used: count it, and say so now and then."""
+        self.num_refused += 1
+        if self._clock.now() - self._grumbled_at >= _GRUMBLE_S:
+            self._grumbled_at = self._clock.now()
+            log.warning("a word in redis is refused", reason=error.message, refused=self.num_refused)
+
+    async def _pause(self) -> None:
+        waits = (asyncio.ensure_future(self._clock.sleep(_LOOK_S)), asyncio.ensure_future(self._look_now.wait()))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    def _away(self, problem: str) -> None:
+        if not self.problem:
+            log.warning("the registry is away; routing to the last known workers", reason=problem)
+        self.problem = problem
+        self._table.hold()
+
+    def _there(self) -> None:
+        if self.problem:
+            log.info("the registry is there", workers=len(self._table.workers()))
+        self.problem = ""
+        self._table.resume()
+
+    def _died(self) -> None:
+        self._away("a task of this router's registry died; see the log")
