@@ -100,6 +100,12 @@ def read_key_file(path: Path) -> KeyFile:
         raise ConfigError(f"key file {path}: {error.strerror or error}") from error
     except msgspec.DecodeError as error:  # its message has types and places, no values but those of KeyEntry
         raise ConfigError(f"key file {path}: {error}") from error
+    check_keys(found, path)
+    return found
+
+
+def check_keys(found: KeyFile, path: Path) -> None:
+    """Raises ConfigError for keys of `path` that contradict each other."""
     owners: dict[str, Caller] = {}
     hashes: set[str] = set()
     for entry in found.keys:
@@ -108,7 +114,6 @@ def read_key_file(path: Path) -> KeyFile:
         if entry.hash in hashes:
             raise ConfigError(f"key file {path}: the key {entry.key_id} of {entry.name} stands there twice")
         hashes.add(entry.hash)
-    return found
 
 
 class Doorkeeper(Protocol):

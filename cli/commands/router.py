@@ -58,12 +58,8 @@ def router_config(given: RouterFlags) -> RouterConfig:
     return RouterConfig(
         model_dir=given["model"],
         model_name=given["served_name"] or model_name(given["model"]),
-        http=HttpConfig(
-            host=given["host"], port=given["http_port"], max_body_bytes=given["max_body"], tls=opened.http
-        ),
-        grpc=ServerConfig(
-            host=given["host"], port=given["grpc_port"], advertise=given["advertise"], tls=opened.grpc
-        ),
+        http=HttpConfig(host=given["host"], port=given["http_port"], max_body_bytes=given["max_body"], tls=opened.http),
+        grpc=ServerConfig(host=given["host"], port=given["grpc_port"], advertise=given["advertise"], tls=opened.grpc),
         access=opened.access,
         admission=admission_config(given),
         limits=limits_config(given),
