@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from contracts.errors import ConfigError
+from registry.config import RedisConfig
 from rpc.channel import ChannelConfig
 from rpc.server import ServerConfig
 from rpc.tls import TlsConfig
@@ -224,7 +225,10 @@ class CanaryConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
-    """Everything. `model_dir` is a Hugging-Face-style directory, of which only tokenizer and config files are read."""
+    """Everything. `model_dir` is a Hugging-Face-style directory, of which only tokenizer and config files are read.
+
+    `redis` is the registry shared with other routers; None: workers announce themselves to this router.
+    """
 
     model_dir: Path
     model_name: str
@@ -236,6 +240,7 @@ class RouterConfig:
     retry: RetryConfig = field(default_factory=RetryConfig)
     policies: PolicyConfig = field(default_factory=PolicyConfig)
     registry: RegistryConfig = field(default_factory=RegistryConfig)
+    redis: RedisConfig | None = None
     canary: CanaryConfig = field(default_factory=CanaryConfig)
     disaggregation: DisaggregationConfig = field(default_factory=DisaggregationConfig)
     breaker: BreakerConfig = field(default_factory=BreakerConfig)

@@ -37,6 +37,7 @@ class HealthReport:
     pairs: dict[str, int]
     bad_pairs: tuple[BadPair, ...]
     breakers: tuple[BreakerReport, ...] = ()  # those that are not closed
+    registry: str = "ok"  # or what keeps it away
 
     @property
     def servable(self) -> bool:
@@ -57,6 +58,7 @@ class HealthReport:
             "pairs": self.pairs,
             "bad_pairs": bad,
             "breakers": breakers,
+            "registry": self.registry,
         }
 
 
@@ -84,7 +86,8 @@ class Health:
         status = "stopping" if self._admission.closed else "ok" if servable else "unavailable"
         pairs = {state.value: states[state] for state in PairState}
         bad_pairs = tuple(map(self._bad, self._chooser.bad_pairs()))
-        return HealthReport(status, ready, tuple(missing), pairs, bad_pairs, self._breakers.report())
+        registry = f"away: {self._registry.problem}" if self._registry.problem else "ok"
+        return HealthReport(status, ready, tuple(missing), pairs, bad_pairs, self._breakers.report(), registry)
 
     def _bad(self, pair: Pair) -> BadPair:
         return BadPair(pair.prefill.worker_id, pair.decode.worker_id, self._book.reason(pair))

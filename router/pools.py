@@ -146,6 +146,11 @@ class Pools:
         peer = self._peer(ref)
         return PrefillLeg(peer.info, peer.channel, self._config.connect_timeout_s, inbox)
 
+    def connected(self, ref: WorkerRef) -> bool:
+        """Whether a connection to it stands now."""
+        peer = self._peers.get(ref)
+        return peer is not None and peer.channel.get_state() is grpc.ChannelConnectivity.READY
+
     def suspect(self, ref: WorkerRef) -> None:
         """A connection to it broke: it gets no more work until it announces itself again."""
         self._registry.suspect(ref)

@@ -19,6 +19,7 @@ from observability.decision_metrics import DecisionMetrics
 from observability.log import get_logger
 from observability.metrics import RouterMetrics, WorkerSample
 from observability.policy_metrics import PolicyMetrics
+from observability.registry_metrics import RegistryMetrics
 from observability.resilience_metrics import ResilienceMetrics
 from router.admission import Admission
 from router.advisor import Advisor, announced
@@ -27,7 +28,6 @@ from router.breakers import Breakers
 from router.canary import Canary
 from router.config import RouterConfig
 from router.doors import Doors, Ports
-from router.embedded_registry import EmbeddedRegistry
 from router.flow import Flow
 from router.gate import Gate
 from router.grpc_front import InferenceServicer, RegistryServicer
@@ -35,6 +35,7 @@ from router.halt import Halt
 from router.health import Health
 from router.http_front import FrontLimits, HttpFront
 from router.limits import LocalBuckets
+from router.membership import Membership, reprieve
 from router.model_card import load_model_card
 from router.pairs import PairBook
 from router.placement import Placement
@@ -61,12 +62,14 @@ class RouterServer:
         """Reads the model directory; raises ConfigError naming what is wrong with it or with the configuration."""
         self._config = config
         self._clock = clock
-        self._registry = EmbeddedRegistry(config.registry, config.model_name, clock)
+        self._membership = Membership(config.registry, config.redis, config.model_name, clock)
+        self._registry = self._membership.registry
         self._breakers = Breakers(config.breaker, clock)
         self._pools = Pools(self._registry, self._breakers, config.channel, opener_for(config.access.tls))
         self._halt = Halt()
         card = load_model_card(config.model_dir, config.model_name)
         metrics = RouterMetrics(config.model_name, self._sample_workers, self._count_requests)
+        RegistryMetrics(metrics.registry, lambda: not self._registry.problem, lambda: self._membership.num_refused)
         series = AdmissionSeries(metrics.registry)
         self._admission = Admission(config.admission, clock, series.shed)
         series.watch_queue(lambda: self._admission.backlog.tokens, lambda: self._admission.backlog.wait_s)
@@ -100,6 +103,7 @@ class RouterServer:
     async def start(self) -> Ports:
         """Open the doors. Raises ConfigError when a port is busy; then nothing stays open."""
         ports = await self._doors.start()
+        self._membership.start()
         upkeep = {"housekeeping": self._keep_house, "canary": self._canary.run}
         restarted = self._resilience.task_restarted
         self._tasks = [_watched(name, kept_up(name, make, self._clock, restarted)) for name, make in upkeep.items()]
@@ -136,12 +140,14 @@ class RouterServer:
         await self._templates.close()
         await self._placement.close()
         await self._pools.close()
+        await self._membership.close()
 
     async def _keep_house(self) -> None:
         """Forget silent workers, move requests away from stalled ones, let gRPC health follow whether one can be served."""
         while True:
             self._registry.expire()
             relieve(self._registry, self._pools)
+            reprieve(self._registry, self._pools)
             self._doors.refresh()
             await self._doors.set_serving(self._health.report().servable)
             await self._clock.sleep(min(self._config.registry.ttl_s / _EXPIRY_CHECKS_PER_TTL, _HEALTH_CHECK_S))
