@@ -33,6 +33,8 @@ class ChannelConfig:
         return [
             ("grpc.keepalive_time_ms", round(self.keepalive_s * 1e3)),
             ("grpc.keepalive_timeout_ms", round(self.keepalive_timeout_s * 1e3)),
+            # Without it gRPC's own patience with a ping counts, not the line above: a minute.
+            ("grpc.http2.ping_timeout_ms", round(self.keepalive_timeout_s * 1e3)),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.initial_reconnect_backoff_ms", 100),

@@ -62,6 +62,8 @@ class ServerConfig:
             ("grpc.so_reuseport", 0),  # else a second server on a busy port takes half of its calls, silently
             ("grpc.keepalive_time_ms", round(self.keepalive_s * 1e3)),
             ("grpc.keepalive_timeout_ms", round(self.keepalive_timeout_s * 1e3)),
+            # Without it gRPC's own patience with a ping counts, not the line above: a minute.
+            ("grpc.http2.ping_timeout_ms", round(self.keepalive_timeout_s * 1e3)),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.min_ping_interval_without_data_ms", 1000),
             ("grpc.http2.max_ping_strikes", 0),

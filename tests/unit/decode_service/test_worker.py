@@ -213,5 +213,5 @@ async def test_a_drain_does_not_go_well_when_the_receivers_does_not() -> None:
             raise RuntimeError(f"within {patience_s}")
 
         made.worker.receiver.drain = broken  # type: ignore[method-assign]
-        with pytest.raises(RuntimeError, match="within 0.1"):
+        with pytest.raises(RuntimeError, match=r"within 0\.1"):
             await made.worker.drain(0.1)
