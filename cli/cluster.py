@@ -28,7 +28,10 @@ from cli.ports import KeptPort, keep_port
 from cli.process import ProcessListener, ProcessSpec, ProcessState, ProcessStatus, SupervisedProcess
 from contracts.clock import Clock, MonotonicClock
 from contracts.errors import ConfigError, DiptychError
-from rpc.channel import open_channel
+from rpc.channel import ChannelOpener, open_channel
+from rpc.secure_channel import opener_for
+from rpc.tls import TlsConfig
+from rpc.tls_context import client_context
 
 PROBE_TIMEOUT_S = 2.0
 SEEN_PAUSE_S = 0.1
@@ -72,20 +75,24 @@ class LocalCluster:
         try:
             http = self._keep(config.host, config.http_port, "--http-port")
             front = self._keep(config.host, config.grpc_port, "--grpc-port")
+            apart = self._keep("127.0.0.1", 0, "--worker-port") if config.security.apart else None
             names = [("prefill", f"prefill-{i}") for i in range(config.num_prefill)]
             names += [("decode", f"decode-{i}") for i in range(config.num_decode)]
             workers = [(kind, name, self._keep("127.0.0.1", 0, "--host")) for kind, name in names]
         except ConfigError:
             self._release_ports()
             raise
-        self.http_url = f"http://{http.local_address}"
+        self.http_url = f"{config.security.scheme}://{http.local_address}"
         self.grpc_address = front.local_address
-        specs = [ProcessSpec("router", "router", router_argv(config, http, front), front.local_address)]
+        argv = (*router_argv(config, http, front), *config.security.router_argv(apart))
+        specs = [ProcessSpec("router", "router", argv, front.local_address)]
+        announce_at = front.local_address if apart is None else apart.local_address
         for kind, name, port in workers:
-            argv = worker_argv(config, kind, name, port, self.grpc_address)
+            argv = (*worker_argv(config, kind, name, port, announce_at), *config.security.process_argv())
             specs.append(ProcessSpec(name, kind, argv, port.local_address))
+        opener = opener_for(config.security.identity)
         for spec in specs:
-            probe = health_probe(spec.address)
+            probe = health_probe(spec.address, opener)
             self._processes.append(SupervisedProcess(spec, probe, config.restart, self._clock, self._listener))
         self._runs = [asyncio.create_task(process.run(), name=process.spec.name) for process in self._processes]
 
@@ -100,7 +107,7 @@ class LocalCluster:
             self._check_started()
         wanted = {"prefill": self.config.num_prefill, "decode": self.config.num_decode}
         give_up_at = self._clock.now() + self.config.restart.start_timeout_s
-        while (known := await _known_workers(self.http_url)) != wanted:
+        while (known := await _known_workers(self.http_url, self.config.security.identity)) != wanted:
             self._check_started()
             if self._clock.now() >= give_up_at:
                 raise ClusterFailed(f"the router would choose from {known}, not from {wanted}; see the workers' log")
@@ -217,11 +224,11 @@ def worker_argv(config: ClusterConfig, kind: str, name: str, port: KeptPort, rou
     return tuple(argv)
 
 
-def health_probe(address: str) -> Callable[[], Awaitable[bool]]:
+def health_probe(address: str, opener: ChannelOpener = open_channel) -> Callable[[], Awaitable[bool]]:
     """A question to gRPC health checking at `address`: does the whole server say SERVING?"""
 
     async def probe() -> bool:
-        async with open_channel(address) as channel:
+        async with opener(address, None) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             try:
                 answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=PROBE_TIMEOUT_S)
@@ -238,9 +245,10 @@ class _Health(msgspec.Struct):
     ready: dict[str, int]
 
 
-async def _known_workers(http_url: str) -> dict[str, int]:
+async def _known_workers(http_url: str, identity: TlsConfig | None) -> dict[str, int]:
     """How many workers of each pool the router would choose from; none while it does not answer."""
-    async with httpx.AsyncClient(timeout=PROBE_TIMEOUT_S, trust_env=False) as client:
+    verify = True if identity is None else client_context(identity)
+    async with httpx.AsyncClient(timeout=PROBE_TIMEOUT_S, trust_env=False, verify=verify) as client:
         try:
             response = await client.get(f"{http_url}/health")
             return msgspec.json.decode(response.content, type=_Health).ready

@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cli.clustersecurity import SecurityOptions
 from engine.execution.config import ENVIRONMENT as EXECUTION_ENVIRONMENT
 from engine.models.store.config import ENVIRONMENT as STORE_ENVIRONMENT
 from router.config import AdmissionConfig, DisaggregationConfig, LimitsConfig
@@ -100,6 +101,7 @@ class ClusterConfig:
     canary_interval_s: float | None = None
     disaggregation: DisaggregationConfig = field(default_factory=DisaggregationConfig)
     door: DoorOptions = field(default_factory=DoorOptions)
+    security: SecurityOptions = field(default_factory=SecurityOptions)
     workers: WorkerOptions = field(default_factory=WorkerOptions)
     log_level: str = "warning"
     drain_timeout_s: float = 10.0

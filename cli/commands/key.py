@@ -118,7 +118,7 @@ def list_keys(file: Path) -> None:
 def revoke(key_id: str, file: Path) -> None:
     """Revoke a key by its id, or an owner's only key by the owner's name.
 
-    It stays in the file, disabled, so that whoever uses it hears that it was revoked. Answers that are under way go on to their end.
+    It stays in the file, disabled, so that whoever uses it hears that it was revoked. Answers under way go on to their end.
     """
 
     def without(keys: tuple[KeyEntry, ...]) -> tuple[KeyEntry, ...]:

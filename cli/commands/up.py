@@ -16,8 +16,10 @@ from typing import Unpack
 import click
 
 from cli.cluster import LocalCluster
+from cli.clustersecurity import SecurityOptions, cluster_security
 from cli.commands import flags
 from cli.commands.admissionflags import ADMISSION_OPTIONS, AdmissionFlags, admission_config, limits_config
+from cli.commands.doorflags import KEY_OPTIONS, SECTION, KeyFlags
 from cli.commands.wayflags import WAY_OPTIONS, WayFlags, disaggregation_config
 from cli.config import ClusterConfig, DoorOptions, RestartPolicy, WorkerOptions, default_threads
 from cli.modelsource import fetch
@@ -34,7 +36,7 @@ from rpc.process import StopSignals
 STOP_MARGIN_S = 15.0
 
 
-class UpFlags(AdmissionFlags, WayFlags):
+class UpFlags(AdmissionFlags, KeyFlags, WayFlags):
     """What click hands over, checked by the options below."""
 
     model: str
@@ -59,6 +61,8 @@ class UpFlags(AdmissionFlags, WayFlags):
     grpc_port: int
     drain_timeout: float
     start_timeout: float
+    tls: bool
+    tls_dir: Path | None
     ready_file: Path | None
     plain: bool
     log_level: str
@@ -101,6 +105,21 @@ OPTIONS = (
     flags.host_option("Where the router listens; 0.0.0.0 is everywhere."),
     flags.http_port_option,
     flags.grpc_port_option("gRPC API; 0 takes a free port."),
+    *KEY_OPTIONS,
+    option(
+        "--tls",
+        section=SECTION,
+        is_flag=True,
+        help="TLS at every port, mutual between the processes, by an authority made for this cluster. For real certificates "
+        "start the processes by themselves.",
+    ),
+    option(
+        "--tls-dir",
+        section=SECTION,
+        type=click.Path(file_okay=False, path_type=Path),
+        metavar="DIR",
+        help="Where --tls puts ca.pem, by which clients know the cluster. [default: a temporary folder]",
+    ),
     flags.drain_timeout_option,
     option(
         "--start-timeout",
@@ -121,7 +140,7 @@ OPTIONS = (
 )
 
 
-def cluster_config(given: UpFlags, model_dir: Path) -> ClusterConfig:
+def cluster_config(given: UpFlags, model_dir: Path, security: SecurityOptions | None = None) -> ClusterConfig:
     """The cluster that these flags describe, on the model in `model_dir`."""
     if given["grpc_port"] == given["http_port"] != 0:
         raise ConfigError(f"--grpc-port: {given['grpc_port']} is --http-port as well; each needs a port of its own")
@@ -156,6 +175,7 @@ def cluster_config(given: UpFlags, model_dir: Path) -> ClusterConfig:
             request_timeout_s=given["request_timeout"],
         ),
         workers=workers,
+        security=security if security is not None else SecurityOptions(),
         log_level=given["log_level"],
         drain_timeout_s=given["drain_timeout"],
         restart=RestartPolicy(start_timeout_s=given["start_timeout"]),
@@ -190,6 +210,8 @@ class Announcer:
         self._display.say(f"  OpenAI API  {cluster.http_url}/v1")
         self._display.say(f"  gRPC        {cluster.grpc_address}  diptych.v1.Inference")
         self._display.say(f"  metrics     {cluster.http_url}/metrics")
+        for line in config.security.lines():
+            self._display.say(line)
         self._display.say("Ctrl-C stops everything.")
         self._cluster = cluster
         if self._ready_file is not None:
@@ -244,10 +266,18 @@ def up(**given: Unpack[UpFlags]) -> None:
     """
     ready_file = ReadyFile(given["ready_file"]) if given["ready_file"] is not None else None
     model_dir = fetch(given["model"], given["cache_dir"])
-    config = cluster_config(given, model_dir)
-    configure_logging("up", config.log_level)
-    with make_display(plain=given["plain"]) as display:
-        asyncio.run(run_cluster(config, Announcer(display, ready_file)))
+    wanted = cluster_security(
+        given["host"],
+        given["api_keys"],
+        protect_metrics=given["protect_metrics"],
+        tls=given["tls"],
+        tls_dir=given["tls_dir"],
+    )
+    with wanted as security:
+        config = cluster_config(given, model_dir, security)
+        configure_logging("up", config.log_level)
+        with make_display(plain=given["plain"]) as display:
+            asyncio.run(run_cluster(config, Announcer(display, ready_file)))
 
 
 apply(OPTIONS, up)
