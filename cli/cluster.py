@@ -178,8 +178,7 @@ def router_argv(config: ClusterConfig, http: KeptPort, front: KeptPort) -> tuple
     argv = [*_command("router"), "--model", str(config.model_dir), "--served-name", config.model_name]
     argv += ["--host", config.host, "--http-port", str(http.port), "--grpc-port", str(front.port)]
     argv += ["--log-level", config.log_level, "--drain-timeout", str(config.drain_timeout_s)]
-    if config.policy is not None:
-        argv += ["--policy", config.policy]
+    argv += ["--prefill-policy", config.policies.prefill, "--decode-policy", config.policies.decode]
     ways = config.disaggregation
     argv += ["--disaggregate", ways.mode.value, "--stall-weight", str(ways.stall_weight)]
     if ways.above_tokens is not None:

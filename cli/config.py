@@ -12,7 +12,7 @@ from pathlib import Path
 from cli.clustersecurity import SecurityOptions
 from engine.execution.config import ENVIRONMENT as EXECUTION_ENVIRONMENT
 from engine.models.store.config import ENVIRONMENT as STORE_ENVIRONMENT
-from router.config import AdmissionConfig, DisaggregationConfig, LimitsConfig
+from router.config import AdmissionConfig, DisaggregationConfig, LimitsConfig, PolicyConfig
 
 MIB, GIB = 2**20, 2**30
 
@@ -97,7 +97,7 @@ class ClusterConfig:
     host: str = "127.0.0.1"
     http_port: int = 8000
     grpc_port: int = 50051
-    policy: str | None = None
+    policies: PolicyConfig = field(default_factory=PolicyConfig)
     canary_interval_s: float | None = None
     disaggregation: DisaggregationConfig = field(default_factory=DisaggregationConfig)
     door: DoorOptions = field(default_factory=DoorOptions)

@@ -108,12 +108,6 @@ def kv_memory_option(default: str | None, note: str) -> Callable[[Decorated], De
     return option("--kv-memory", section="Memory and batching", type=SIZE, default=default, metavar="SIZE", help=note)
 
 
-policy_option = option(
-    "--policy",
-    section="Cluster",
-    type=click.Choice(["round_robin", "least_loaded"]),
-    help="How the router chooses workers. [default: the router's]",
-)
 canary_interval_option = option(
     "--canary-interval",
     section="Cluster",

@@ -8,16 +8,17 @@ from typing import Unpack
 import click
 
 from cli.commands import flags
-from cli.commands.doorflags import DOOR_OPTIONS, DoorFlags, doors
 from cli.commands.admissionflags import ADMISSION_OPTIONS, AdmissionFlags, admission_config, limits_config
+from cli.commands.doorflags import DOOR_OPTIONS, DoorFlags, doors
+from cli.commands.policyflags import POLICY_OPTIONS, PolicyFlags, policy_config
 from cli.commands.wayflags import WAY_OPTIONS, WayFlags, disaggregation_config
 from cli.options import SectionedCommand, apply
 from engine.models.store import model_name
-from router.config import CanaryConfig, HttpConfig, PolicyConfig, RouterConfig
+from router.config import CanaryConfig, HttpConfig, RouterConfig
 from rpc.server import ServerConfig
 
 
-class RouterFlags(AdmissionFlags, DoorFlags, WayFlags):
+class RouterFlags(AdmissionFlags, DoorFlags, PolicyFlags, WayFlags):
     """What click hands over, checked by the options below."""
 
     model: Path
@@ -26,7 +27,6 @@ class RouterFlags(AdmissionFlags, DoorFlags, WayFlags):
     http_port: int
     grpc_port: int
     advertise: str
-    policy: str | None
     canary_interval: float
     drain_timeout: float
     exit_with: int | None
@@ -41,7 +41,7 @@ OPTIONS = (
     flags.grpc_port_option("gRPC API, and where workers announce themselves; 0 takes a free port."),
     flags.advertise_option,
     *DOOR_OPTIONS,
-    flags.policy_option,
+    *POLICY_OPTIONS,
     flags.canary_interval_option,
     *WAY_OPTIONS,
     *ADMISSION_OPTIONS,
@@ -53,7 +53,6 @@ OPTIONS = (
 
 def router_config(given: RouterFlags) -> RouterConfig:
     """The router that these flags describe."""
-    policies = PolicyConfig(given["policy"], given["policy"]) if given["policy"] is not None else PolicyConfig()
     opened = doors(given, given["host"])
     return RouterConfig(
         model_dir=given["model"],
@@ -63,7 +62,7 @@ def router_config(given: RouterFlags) -> RouterConfig:
         access=opened.access,
         admission=admission_config(given),
         limits=limits_config(given),
-        policies=policies,
+        policies=policy_config(given),
         canary=CanaryConfig(interval_s=given["canary_interval"]),
         disaggregation=disaggregation_config(given),
         request_timeout_s=given["request_timeout"],

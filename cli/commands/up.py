@@ -19,6 +19,7 @@ from cli.cluster import LocalCluster
 from cli.clustersecurity import SecurityOptions, cluster_security
 from cli.commands import flags
 from cli.commands.admissionflags import ADMISSION_OPTIONS, AdmissionFlags, admission_config, limits_config
+from cli.commands.policyflags import POLICY_OPTIONS, PolicyFlags, policy_config
 from cli.commands.doorflags import KEY_OPTIONS, SECTION, KeyFlags
 from cli.commands.wayflags import WAY_OPTIONS, WayFlags, disaggregation_config
 from cli.config import ClusterConfig, DoorOptions, RestartPolicy, WorkerOptions, default_threads
@@ -36,7 +37,7 @@ from rpc.process import StopSignals
 STOP_MARGIN_S = 15.0
 
 
-class UpFlags(AdmissionFlags, KeyFlags, WayFlags):
+class UpFlags(AdmissionFlags, KeyFlags, PolicyFlags, WayFlags):
     """What click hands over, checked by the options below."""
 
     model: str
@@ -48,7 +49,6 @@ class UpFlags(AdmissionFlags, KeyFlags, WayFlags):
     decode: int
     connector: str
     integrity: str
-    policy: str | None
     canary_interval: float
     threads: int | None
     kv_memory: int
@@ -92,7 +92,7 @@ OPTIONS = (
     ),
     flags.connector_option,
     flags.integrity_option,
-    flags.policy_option,
+    *POLICY_OPTIONS,
     flags.canary_interval_option,
     *WAY_OPTIONS,
     flags.threads_option("Compute threads of each worker. [default: the cores divided over the workers, at least 1]"),
@@ -165,7 +165,7 @@ def cluster_config(given: UpFlags, model_dir: Path, security: SecurityOptions | 
         host=given["host"],
         http_port=given["http_port"],
         grpc_port=given["grpc_port"],
-        policy=given["policy"],
+        policies=policy_config(given),
         canary_interval_s=given["canary_interval"],
         disaggregation=disaggregation_config(given),
         door=DoorOptions(

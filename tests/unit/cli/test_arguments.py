@@ -47,6 +47,7 @@ BAD = [
     (["router", "--model", TINY, "--max-running", "0"], ["--max-running", "0", "1"]),
     (["router", "--model", TINY, "--max-body", "big"], ["--max-body", "'big'", "512MiB"]),
     (["router", "--model", TINY, "--policy", "luck"], ["--policy", "'luck'", "round_robin", "least_loaded"]),
+    (["up", "--model", TINY, "--decode-policy", ""], ["--decode-policy", "''", "prefix_aware", "session_affinity"]),
     (["router", "--model", TINY, "--canary-interval", "-1"], ["--canary-interval", "'-1'", "0"]),
     (["generate"], ["--model"]),
     (["generate", "--model", TINY], ["--prompt", "--file"]),

@@ -13,6 +13,7 @@ from rich.console import Console
 from cli.cluster import router_argv, worker_argv
 from cli.commands.decode import decode_config
 from cli.commands.doctor import examine
+from cli.commands.policyflags import policy_config
 from cli.commands.prefill import prefill_config
 from cli.config import ClusterConfig, WorkerOptions, default_threads, usable_cores
 from cli.demo.asking import Answer
@@ -26,6 +27,7 @@ from cli.ports import keep_port
 from cli.prompts import from_file
 from contracts.errors import ConfigError
 from kv_transfer.config import Integrity
+from router.config import PolicyConfig
 
 
 @pytest.mark.parametrize(
@@ -139,7 +141,7 @@ def test_children_are_started_with_flags_that_their_commands_know(tmp_path):
     config = ClusterConfig(
         model_dir=tmp_path,
         model_name="m",
-        policy="round_robin",
+        policies=PolicyConfig("round_robin", "prefix_aware"),
         canary_interval_s=2.5,
         workers=WorkerOptions(max_model_len=64, max_num_batched_tokens=32, max_num_seqs=4),
     )
@@ -155,6 +157,7 @@ def test_children_are_started_with_flags_that_their_commands_know(tmp_path):
             )  # raises for what it does not know
             if command == "router":
                 assert context.params["canary_interval"] == 2.5
+                assert policy_config(context.params) == config.policies
     finally:
         port.release()
 
@@ -175,6 +178,21 @@ def test_both_pools_are_as_strict_as_the_cluster_was_told(tmp_path, integrity):
         port.release()
     assert prefill_config(given["prefill"]).run.sender.integrity is integrity
     assert decode_config(given["decode"]).answers.receiver.integrity is integrity
+
+
+@pytest.mark.parametrize(
+    ("flags", "chosen"),
+    [
+        ([], PolicyConfig()),
+        (["--policy", "power_of_two"], PolicyConfig("power_of_two", "power_of_two")),
+        (["--policy", "power_of_two", "--decode-policy", "round_robin"], PolicyConfig("power_of_two", "round_robin")),
+        (["--prefill-policy", "prefix_aware"], PolicyConfig("prefix_aware", PolicyConfig().decode)),
+    ],
+)
+def test_a_pools_own_policy_comes_before_the_one_of_both(tmp_path, flags, chosen):
+    for command in ("router", "up"):
+        context = ROOT.get_command(None, command).make_context(command, ["--model", str(tmp_path), *flags])
+        assert policy_config(context.params) == chosen
 
 
 def test_a_check_of_the_doctor_that_fails_is_a_finding(monkeypatch):
