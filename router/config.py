@@ -23,7 +23,8 @@ MIB = 2**20
 class HttpConfig:
     """The HTTP door. Port 0 takes any free one.
 
-    A client that neither sends the rest of its request nor reads its answer for `stall_s` is cut off.
+    A client that neither sends the rest of its request nor reads its answer for `stall_s` is cut off. Of more connections
+    than `max_connections` those are cut that ask nothing.
     """
 
     host: str = "127.0.0.1"
@@ -31,6 +32,7 @@ class HttpConfig:
     max_body_bytes: int = 8 * MIB
     keep_alive_s: int = 30
     stall_s: float = 60.0
+    max_connections: int = 4096
     tls: TlsConfig | None = None
 
 
@@ -253,6 +255,7 @@ class RouterConfig:
         positive = {
             "http.max_body_bytes": self.http.max_body_bytes,
             "http.stall_s": self.http.stall_s,
+            "http.max_connections": self.http.max_connections,
             "admission.max_running": self.admission.max_running,
             "admission.ageing_turn": self.admission.ageing_turn,
             "limits.burst_s": self.limits.burst_s,

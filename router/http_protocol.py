@@ -37,7 +37,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._head_bytes is not None:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-                self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"headers: at most {MAX_HEAD_BYTES} bytes")
+                self.refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"headers: at most {MAX_HEAD_BYTES} bytes")
 
     def on_message_begin(self) -> None:
         """The parser's: the first byte of a head."""
@@ -56,10 +56,12 @@ class HttpProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn's: the parser gave up."""
-        self._refuse(HTTPStatus.BAD_REQUEST, msg)
+        self.refuse(HTTPStatus.BAD_REQUEST, msg)
 
-    def _refuse(self, status: HTTPStatus, message: str) -> None:
-        body = error_body(message, "invalid_request_error", None, status.phrase.lower().replace(" ", "_"))
+    def refuse(self, status: HTTPStatus, message: str) -> None:
+        """Say so and close: nothing that comes on this connection is heard any more."""
+        kind = "server_error" if status.value >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+        body = error_body(message, kind, None, status.phrase.lower().replace(" ", "_"))
         head = (
             f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"

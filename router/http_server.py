@@ -4,6 +4,7 @@
                     │ not within stall_s          │ not read for stall_s      │ keep_alive_s     or its host has vanished
                     └──────────▶ cut ◀────────────┘                           └──▶ closed
 
+How many there may be at once is `router.http_guests`'s.
 A connection that is cut looks to the application like a client that has left. Does not know requests or answers.
 """
 
@@ -14,6 +15,7 @@ import contextlib
 import socket
 import sys
 from collections.abc import Iterator
+from http import HTTPStatus
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -21,6 +23,7 @@ from starlette.types import ASGIApp
 from contracts.errors import ConfigError
 from observability.log import get_logger
 from router.config import HttpConfig
+from router.http_guests import Guests
 from router.http_protocol import HttpProtocol
 from rpc.server import join_address
 from rpc.tls import TlsFiles
@@ -38,7 +41,7 @@ class HttpServer:
         self._task: asyncio.Task[None] | None = None
         self._uvicorn_config = uvicorn.Config(
             app,
-            http=_patience(config.stall_s),
+            http=_door(config.stall_s, Guests(config.max_connections)),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -109,20 +112,32 @@ class _Connection(HttpProtocol):
     """One connection, cut when its client does not go on. uvicorn itself only watches connections between requests."""
 
     stall_s: float
+    guests: Guests
     _arriving: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """asyncio's: a client has connected and owes a request."""
         super().connection_made(transport)
-        self._arriving = self._timer("its request does not arrive")
+        if self.guests.come(self):
+            self._arriving = self._timer("its request does not arrive")
+        else:
+            self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, "as many connections as this server takes are being served")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """asyncio's: over."""
         for timer in (self._arriving, self._unread):
             if timer is not None:
                 timer.cancel()
+        self.guests.leave(self)
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """asyncio's: some bytes. Empty lines begin no request, and yet end uvicorn's wait for one: then ours begins."""
+        super().data_received(data)
+        between = self.cycle is None or self.cycle.response_complete
+        if between and self._arriving is None and self.timeout_keep_alive_task is None:
+            self._arriving = self._timer("its request does not arrive")
 
     def on_message_begin(self) -> None:
         """The parser's: the first byte of a request."""
@@ -135,7 +150,19 @@ class _Connection(HttpProtocol):
         if self._arriving is not None:
             self._arriving.cancel()
             self._arriving = None
+        if not self.cycle.response_complete:
+            self.guests.serve(self)
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """uvicorn's: the last byte of an answer is written."""
+        if not self.pipeline:
+            self.guests.answered(self)
+        super().on_response_complete()
+
+    def make_room(self) -> None:
+        """See Guest."""
+        self.transport.abort()
 
     def pause_writing(self) -> None:
         """asyncio's: the client reads slower than we write."""
@@ -158,10 +185,11 @@ class _Connection(HttpProtocol):
         self.transport.abort()  # close() would wait for the client to read what is written already
 
 
-def _patience(limit_s: float) -> type[_Connection]:
-    """Connections that are cut after `limit_s`; uvicorn makes them by their class alone."""
+def _door(limit_s: float, those: Guests) -> type[_Connection]:
+    """Connections that are cut after `limit_s`, among `those`; uvicorn makes them by their class alone."""
 
     class Patient(_Connection):
         stall_s = limit_s
+        guests = those
 
     return Patient
