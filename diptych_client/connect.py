@@ -34,6 +34,7 @@ def channel_options(tls: Tls | None) -> list[tuple[str, str | int]]:
     options: list[tuple[str, str | int]] = [
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.http2.ping_timeout_ms", 5_000),  # else gRPC waits a minute for a ping
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ]
