@@ -40,14 +40,7 @@ from router.choice import Chooser
 from router.config import RetryConfig
 from router.exchange import Route
 from router.halt import Halt
-from router.legs import (
-    DecodeLost,
-    DecodeTokens,
-    Event,
-    Inbox,
-    PrefillEnded,
-    TimeUp,
-)
+from router.inbox import DecodeLost, DecodeTokens, Event, Inbox, PrefillEnded, TimeUp
 from router.pairs import Pair, Verdicts
 from router.pools import Claim, Pools
 from router.progress import Progress, as_exception, may_retry
@@ -109,7 +102,7 @@ class Alone:
 
     async def deltas(self) -> AsyncGenerator[TokenDelta, None]:
         """See the module."""
-        inbox: Inbox = asyncio.Queue()
+        inbox = Inbox()
         alarms = Alarms(self._means.clock, inbox, self._means.halt)
         request = self._progress.request(self._means.new_id())
         session = self._means.pools.session(self._decode.ref)
@@ -156,7 +149,7 @@ class HandOver:
         self._means = means
         self._progress = progress
         self._prefill = prefill
-        self._inbox: Inbox = asyncio.Queue()
+        self._inbox = Inbox()
         self._alarms = Alarms(means.clock, self._inbox, means.halt)
         self._leg = means.pools.prefill_leg(prefill.ref, self._inbox)
         self._target = Target(means.new_id(), decode.ref, decode.address)

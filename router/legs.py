@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 import grpc
@@ -28,51 +27,19 @@ from contracts.errors import (
     WorkerLost,
 )
 from contracts.pb.diptych.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, types_pb2
-from contracts.prefill import PrefillEvent, Target
-from contracts.request import GenerationRequest, TokenDelta
+from contracts.prefill import Target
+from contracts.request import GenerationRequest
 from contracts.wire import delta_from_pb, request_to_pb
 from contracts.wire_handoff import worker_ref_from_pb, worker_ref_to_pb
 from contracts.wire_prefill import event_from_pb, target_to_pb
 from contracts.worker import WorkerInfo, check_life
 from observability.log import get_logger
+from router.inbox import DecodeLost, Inbox, PrefillEnded, Wakes
 from rpc.channel import wait_connected
 from rpc.errors import from_rpc_error
 
 log = get_logger(__name__)
 _Command = TypeVar("_Command")
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillEnded:
-    """The call is over; `error` None means that the worker ended it in good order."""
-
-    error: DiptychError | None
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeTokens:
-    """News of one request or hand-off of a decode session."""
-
-    delta: TokenDelta
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeLost:
-    """The session that carried this request broke."""
-
-    request_id: str
-    error: DiptychError
-
-
-@dataclass(frozen=True, slots=True)
-class TimeUp:
-    """A timer of the attempt rang; `error` None means: wait no longer, go on with what there is."""
-
-    error: DiptychError | None
-
-
-Event = PrefillEvent | PrefillEnded | DecodeTokens | DecodeLost | TimeUp
-Inbox = asyncio.Queue[Event]
 
 
 class PrefillLeg:
@@ -141,12 +108,15 @@ class DecodeSession:
         channel: grpc.aio.Channel,
         connect_timeout_s: float,
         on_lost: Callable[[WorkerInfo], None],
+        wakes: Wakes | None = None,
     ) -> None:
+        """`wakes` is shared by all sessions of a router, None for one of its own."""
         self._worker = worker
         self._ref = worker_ref_to_pb(worker.ref)
         self._channel = channel
         self._connect_timeout_s = connect_timeout_s
         self._on_lost = on_lost
+        self._wakes = wakes if wakes is not None else Wakes()
         self._inboxes: dict[str, Inbox] = {}
         self._commands: asyncio.Queue[decode_pb2.DecodeCommand | None] = asyncio.Queue()
         self._cancel: decode_pb2.DecodeCommand | None = None  # the last command, if it is a cancel
@@ -229,9 +199,12 @@ class DecodeSession:
             self.cancel(request_id)
             inbox.put_nowait(DecodeLost(request_id, fault))
             return
+        if not inbox.stash(delta):  # nobody reads it: the worker need not go on
+            self.cancel(request_id)
+            return
         if delta.finish_reason is not None or delta.error is not None:
             del self._inboxes[request_id]
-        inbox.put_nowait(DecodeTokens(delta))
+        self._wakes.add(inbox)
 
     def _fail(self, error: DiptychError) -> None:
         carried, self._inboxes = self._inboxes, {}

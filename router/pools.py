@@ -19,7 +19,8 @@ from contracts.errors import DiptychError, Unavailable
 from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
 from observability.log import get_logger
 from router.breakers import Breakers
-from router.legs import DecodeSession, Inbox, PrefillLeg
+from router.inbox import Inbox, Wakes
+from router.legs import DecodeSession, PrefillLeg
 from router.policies import Candidate
 from router.registry import Change, ChangeKind, Registry
 from rpc.channel import ChannelConfig, ChannelOpener, open_channel, watch_connection
@@ -108,6 +109,7 @@ class Pools:
         self._opener = opener
         self._peers: dict[WorkerRef, _Peer] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._wakes = Wakes()
         self.claims: dict[WorkerRef, set[Claim]] = {}
         registry.subscribe(self._on_change)
 
@@ -194,7 +196,7 @@ class Pools:
     def _add(self, info: WorkerInfo) -> None:
         channel = self._opener(info.address, self._config)
         watch = asyncio.ensure_future(watch_connection(channel, lambda: self.suspect(info.ref)))
-        session = DecodeSession(info, channel, self._config.connect_timeout_s, self._on_session_lost)
+        session = DecodeSession(info, channel, self._config.connect_timeout_s, self._on_session_lost, self._wakes)
         self._peers[info.ref] = _Peer(info, channel, watch, session)
 
     def _on_session_lost(self, info: WorkerInfo) -> None:

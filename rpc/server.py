@@ -247,15 +247,21 @@ def _guard_stream(
     behaviour: _Stream[_Req, _Resp], method: str, read: Callable[[Any], _Req], stall_s: float
 ) -> _Sink[Any, _Resp]:
     async def call(raw: object, context: _Context[_Req, _Resp]) -> None:
+        watch = _StallWatch(stall_s)
         try:
-            async with aclosing(behaviour(read(raw), context)) as stream:
+            async with watch.limit, aclosing(behaviour(read(raw), context)) as stream:
                 async for message in stream:
-                    await _write(context, message, stall_s)
-        except _Unread as error:
-            log.info("call ended", method=method, reason=error.message)
-            _end_unread(context, error)
+                    watch.writing()
+                    await context.write(message)
+                    watch.written()
         except Exception as error:  # noqa: BLE001 - see above
-            await _fail(context, error, method)
+            if not watch.limit.expired():
+                await _fail(context, error, method)
+            unread = _Unread(f"no message was taken for {stall_s:g} s")
+            log.info("call ended", method=method, reason=unread.message)
+            _end_unread(context, unread)
+        finally:
+            watch.close()
 
     return call
 
@@ -264,12 +270,42 @@ class _Unread(DeadlineExceeded):
     """The caller does not take what it asked for."""
 
 
-async def _write(context: _Context[_Req, _Resp], message: _Resp, stall_s: float) -> None:
-    try:
-        async with asyncio.timeout(stall_s):
-            await context.write(message)
-    except TimeoutError as error:
-        raise _Unread(f"no message was taken for {stall_s:g} s") from error
+class _StallWatch:
+    """Ends the block under `limit` when one write in it takes `stall_s`. Messages are many and stalls are few: a timer that
+    looks now and then costs a message nothing, one set for each write costs more than all the rest that we do for it.
+    """
+
+    def __init__(self, stall_s: float) -> None:
+        self.limit = asyncio.timeout(None)
+        self._stall_s = stall_s
+        self._loop = asyncio.get_running_loop()
+        self._begun_s: float | None = None  # of the write that is under way
+        self._timer: asyncio.TimerHandle | None = None
+
+    def writing(self) -> None:
+        """A write begins."""
+        self._begun_s = self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._stall_s, self._look)
+
+    def written(self) -> None:
+        """It is over."""
+        self._begun_s = None
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._begun_s is None:
+            return
+        due_s = self._begun_s + self._stall_s
+        if due_s <= self._loop.time():
+            self.limit.reschedule(due_s)
+        else:
+            self._timer = self._loop.call_at(due_s, self._look)
 
 
 def _end_unread(context: _Context[_Req, _Resp], error: _Unread) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -10,7 +9,8 @@ from contracts import wire_handoff
 from contracts.pb.diptych.v1 import decode_pb2, decode_pb2_grpc
 from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
 from engine.execution.fake import FakeModel
-from router.legs import DecodeSession, Inbox
+from router.inbox import Inbox
+from router.legs import DecodeSession
 from rpc.channel import open_channel
 from rpc.server import RpcServer, ServerConfig
 from tests.integration.pools import until
@@ -52,7 +52,7 @@ async def listening() -> AsyncIterator[tuple[Listener, DecodeSession]]:
 
 
 async def test_those_who_leave_at_once_are_one_command() -> None:
-    inbox: Inbox = asyncio.Queue()
+    inbox = Inbox()
     ids = [f"h{i}" for i in range(100)]
     async with listening() as (listener, session):
         for ident in ids:
@@ -68,7 +68,7 @@ async def test_those_who_leave_at_once_are_one_command() -> None:
 
 
 async def test_no_cancel_overtakes_the_attach_that_it_is_for() -> None:
-    inbox: Inbox = asyncio.Queue()
+    inbox = Inbox()
     async with listening() as (listener, session):
         for ident in ("a", "b"):  # all of it before the session is open
             session.attach(ident, 5.0, inbox)

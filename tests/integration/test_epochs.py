@@ -15,7 +15,8 @@ from contracts.errors import Unavailable, WorkerLost
 from contracts.pb.diptych.v1 import decode_pb2, prefill_pb2
 from contracts.prefill import FirstTokens, Target
 from contracts.worker import WorkerInfo, WorkerKind
-from router.legs import DecodeLost, DecodeSession, DecodeTokens, PrefillEnded, PrefillLeg
+from router.inbox import DecodeLost, DecodeTokens, Inbox, PrefillEnded
+from router.legs import DecodeSession, PrefillLeg
 from rpc.channel import open_channel
 from tests.integration.pools import MODEL, Prefilling, Setup, pools, request
 from tests.integration.router_harness import router_config, running_router
@@ -42,7 +43,7 @@ async def first_news(inbox):
 @pytest.mark.parametrize("command", ["attach", "generate"])
 async def test_a_decode_worker_that_started_again_refuses_what_is_meant_for_its_last_life(command):
     async with lives(epoch=2) as made:
-        inbox, lost = asyncio.Queue(), []
+        inbox, lost = Inbox(), []
         session = DecodeSession(info(made.decode[0], WorkerKind.DECODE, 1), made.decode[0].channel, 3.0, lost.append)
         if command == "attach":
             session.attach("h", 20.0, inbox)
@@ -59,7 +60,7 @@ async def test_a_decode_worker_that_started_again_refuses_what_is_meant_for_its_
 
 async def test_a_prefill_worker_that_started_again_refuses_what_is_meant_for_its_last_life():
     async with lives(epoch=2) as made:
-        inbox = asyncio.Queue()
+        inbox = Inbox()
         leg = PrefillLeg(info(made.prefill[0], WorkerKind.PREFILL, 1), made.prefill[0].channel, 3.0, inbox)
         leg.start(request(20, 3), Target("h", made.decode[0].ref, made.decode[0].address))
         ended = await first_news(inbox)
@@ -89,7 +90,7 @@ async def test_what_another_life_answers_is_not_believed(tmp_path, kind):
     async with running_router(router_config(tmp_path)) as running:
         prefill, decode = await running.cluster.pools(1, 1)
         worker = {WorkerKind.PREFILL: prefill, WorkerKind.DECODE: decode}[kind][0]
-        inbox = asyncio.Queue()
+        inbox = Inbox()
         async with open_channel(worker.info.address) as channel:
             if kind is WorkerKind.PREFILL:
                 leg = PrefillLeg(worker.info, channel, 3.0, inbox)
@@ -101,7 +102,7 @@ async def test_what_another_life_answers_is_not_believed(tmp_path, kind):
                 session.generate(request(5, 3), inbox)
                 assert isinstance(await first_news(inbox), DecodeTokens)
                 session.close("over")
-            inbox = asyncio.Queue()
+            inbox = Inbox()
             known = replace(worker.info, ref=replace(worker.ref, epoch=worker.ref.epoch + 1))
             if kind is WorkerKind.PREFILL:
                 leg = PrefillLeg(known, channel, 3.0, inbox)

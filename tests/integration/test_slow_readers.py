@@ -34,7 +34,7 @@ def config(tmp_path):
 
 async def http_reader(running) -> socket.socket:
     """A streaming request on a connection that holds little."""
-    running.router._http._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # accepted sockets inherit it
+    running.router._doors._http._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # accepted sockets inherit it
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.setblocking(False)

@@ -19,7 +19,7 @@ from router.attempts import HandOver, Means
 from router.breakers import Breakers, BreakerState
 from router.config import BreakerConfig, RetryBudgetConfig, RetryConfig
 from router.halt import Halt
-from router.legs import DecodeLost, DecodeTokens
+from router.inbox import DecodeLost, DecodeTokens
 from router.prefix_index import PrefixIndex
 from router.progress import Job, Progress
 from router.prompts import Prompts
