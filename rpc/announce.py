@@ -26,7 +26,7 @@ from rpc.channel import ChannelOpener, open_channel
 from rpc.errors import from_rpc_error
 
 log = get_logger(__name__)
-UNHEARD = "router does not take us; going on and trying again"  # for whoever stops the router on purpose
+UNHEARD = "registry does not take us; going on and trying again"  # for whoever stops the router on purpose
 
 
 class RegistryClient(Protocol):

@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 
 from contracts.block_hash import short_names
-from contracts.errors import Overloaded
+from contracts.errors import Draining, Overloaded
 from engine.driver import EngineDriver
 from engine.engine import Engine
 from engine.kv.block_news import BlockChanges
@@ -70,7 +70,12 @@ class BlockFeed:
         return len(self._readers)
 
     async def watch(self) -> AsyncGenerator[Snapshot | Changes, None]:
-        """What there is, then what changes, until `close`. Close it to leave. Raises Overloaded over MAX_READERS."""
+        """What there is, then what changes, until `close`. Close it to leave.
+
+        Raises Overloaded over MAX_READERS, and Draining after `close`.
+        """
+        if self._closed:
+            raise Draining("this worker is about to stop: what it has is nobody's business any more")
         if len(self._readers) >= MAX_READERS:
             raise Overloaded(f"{MAX_READERS} readers follow this worker's blocks already, which is the limit")
         reader = self._enter()

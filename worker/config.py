@@ -8,6 +8,7 @@ from contracts.errors import ConfigError
 from engine.build import ModelRuntimeConfig
 from engine.config import SchedulerConfig
 from kv_transfer.choose import AUTO, NetworkConfig
+from registry.config import RedisConfig
 from rpc.announce import AnnounceConfig
 from rpc.lifecycle import LifecycleConfig
 from rpc.server import ServerConfig
@@ -18,7 +19,8 @@ class WorkerConfig:
     """One worker process.
 
     `kv_memory_bytes` None sizes the KV pool by measurement. `connectors` are kinds, or ("auto",). `routers` are host:port of
-    routers' gRPC ports to announce to. `metrics_port` None serves no metrics; 0 takes a free port.
+    routers' gRPC ports to announce to, `redis` the registry that routers share. `metrics_port` None serves no metrics; 0 takes
+    a free port.
     """
 
     worker_id: str
@@ -30,6 +32,7 @@ class WorkerConfig:
     network: NetworkConfig = field(default_factory=NetworkConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     routers: tuple[str, ...] = ()
+    redis: RedisConfig | None = None
     announce: AnnounceConfig = field(default_factory=AnnounceConfig)
     lifecycle: LifecycleConfig = field(default_factory=LifecycleConfig)
     metrics_host: str = "127.0.0.1"

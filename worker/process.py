@@ -17,7 +17,7 @@ import grpc
 
 from contracts.clock import Clock, MonotonicClock
 from contracts.pb.diptych.v1 import blocks_pb2_grpc
-from contracts.worker import WorkerInfo, WorkerKind, WorkerRef, new_epoch
+from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
 from engine.build import load
 from engine.config import EngineConfig
 from engine.driver import EngineDriver
@@ -33,8 +33,6 @@ from kv_transfer.links import Side
 from kv_transfer.region import SharedRegion
 from observability.log import get_logger
 from observability.worker_metrics import WorkerMetrics
-from rpc.announce import Announcer, GrpcRegistryClient
-from rpc.channel import ChannelOpener
 from rpc.lifecycle import Lifecycle, ServedWorker, honest_load
 from rpc.process import MetricsPort, StopSignals, abandon, in_daemon_thread
 from rpc.secure_channel import opener_for
@@ -43,6 +41,7 @@ from worker.block_feed import BlockFeed
 from worker.block_servicer import SERVICE_NAME as BLOCK_EVENTS
 from worker.block_servicer import BlockEventsServicer
 from worker.config import WorkerConfig
+from worker.registration import Registration
 
 log = get_logger(__name__)
 
@@ -107,6 +106,9 @@ async def serve(config: WorkerConfig, door: Door) -> None:
     server = RpcServer(config.server, (*door.service_names, BLOCK_EVENTS))
     opener = opener_for(config.server.tls)  # before the model is loaded: a file that cannot be used ends it here
     async with StopSignals() as signals, AsyncExitStack() as stack:
+        clock = MonotonicClock()
+        registration = Registration(config, clock, opener)
+        stack.push_async_callback(registration.close)
         stack.push_async_callback(server.stop, 0)
         server.bind()
         computer = await signals.unless_asked(in_daemon_thread(lambda: build(config), "load"))
@@ -115,8 +117,10 @@ async def serve(config: WorkerConfig, door: Door) -> None:
             await server.stop(0)
             abandon(0)
         stack.callback(computer.region.close)
-        clock = MonotonicClock()
-        ref = WorkerRef(config.worker_id, new_epoch())
+        ref = await signals.unless_asked(registration.begin_life())
+        if ref is None:
+            log.info("stopped while waiting for the registry")
+            return
         side = _side(config, computer, (ref, clock), stack)
         metrics = WorkerMetrics()
         engine = Engine(computer.runner, EngineConfig(config.scheduler), clock, computer.pace)
@@ -126,9 +130,10 @@ async def serve(config: WorkerConfig, door: Door) -> None:
         stack.push_async_callback(worker.stop)
         _serve_metrics(config, worker, metrics, stack)
         worker.start()
-        info = _info(config, door.kind, server, side, computer.runner)
+        address = server.advertised_address(registration.toward)
+        info = _info(config, (door.kind, address), side, computer.runner)
         log.info("serving", address=info.address, blocks=info.num_blocks, connectors=",".join(info.connectors))
-        announcers = _announcers(config, worker, info, clock, opener)
+        announcers = registration.announcers(info, lambda: honest_load(worker))
         await Lifecycle(worker, server, announcers, clock, config.lifecycle).run(signals)
 
 
@@ -143,11 +148,12 @@ def _side(config: WorkerConfig, computer: Computer, life: tuple[WorkerRef, Clock
     return Side(ref, computer.runner.layout, connectors, clock, digester=digester)
 
 
-def _info(config: WorkerConfig, kind: WorkerKind, server: RpcServer, side: Side, runner: ModelRunner) -> WorkerInfo:
+def _info(config: WorkerConfig, where: tuple[WorkerKind, str], side: Side, runner: ModelRunner) -> WorkerInfo:
+    kind, address = where
     return WorkerInfo(
         ref=side.ref,
         kind=kind,
-        address=server.advertised_address(config.routers[0] if config.routers else ""),
+        address=address,
         model_name=config.model_name,
         layout=runner.layout,
         connectors=tuple(connector.capabilities.kind for connector in side.connectors),
@@ -155,15 +161,6 @@ def _info(config: WorkerConfig, kind: WorkerKind, server: RpcServer, side: Side,
         num_blocks=runner.num_blocks,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
     )
-
-
-def _announcers(
-    config: WorkerConfig, worker: DoorWorker, info: WorkerInfo, clock: Clock, opener: ChannelOpener
-) -> list[Announcer]:
-    return [
-        Announcer(GrpcRegistryClient(router, opener=opener), info, lambda: honest_load(worker), clock, config.announce)
-        for router in config.routers
-    ]
 
 
 def _serve_metrics(config: WorkerConfig, worker: DoorWorker, metrics: WorkerMetrics, stack: AsyncExitStack) -> None:

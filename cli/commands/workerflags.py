@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cli.commands import flags
 from cli.commands.doorflags import TLS_OPTIONS, TlsFlags, tls_config
+from cli.commands.registryflags import REGISTRY_OPTIONS, RegistryFlags, redis_config
 from cli.options import ADDRESS, ADVERTISE, LABEL, PORT, Decorated, option
 from contracts.worker import WorkerKind
 from engine.build import ModelRuntimeConfig
@@ -20,7 +21,7 @@ from rpc.server import ServerConfig, has_port
 from worker.config import WorkerConfig
 
 
-class WorkerFlags(TlsFlags):
+class WorkerFlags(TlsFlags, RegistryFlags):
     """What click hands over, checked by the options below."""
 
     model: Path
@@ -61,6 +62,7 @@ OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
         metavar="HOST:PORT",
         help="gRPC address of a router to announce to; may be given several times.",
     ),
+    *REGISTRY_OPTIONS,
     option(
         "--worker-id",
         section="Cluster",
@@ -135,6 +137,7 @@ def worker_config(given: WorkerFlags, pool: WorkerKind) -> WorkerConfig:
             host=given["host"], port=given["port"], advertise=given["advertise"], tls=tls_config(given)
         ),
         routers=given["router"],
+        redis=redis_config(given),
         lifecycle=LifecycleConfig(drain_limit_s=given["drain_timeout"]),
         metrics_host=given["host"],
         metrics_port=given["metrics_port"],

@@ -122,7 +122,7 @@ async def test_absence_is_survived_with_back_off_and_logged_once_per_change(capl
         await clock.advance(3.0)
         recorder.refusal = StaleEpoch("prefill-0", 12, 11)
         await clock.advance(3.0)
-    away = "router does not take us; going on and trying again"
+    away = "registry does not take us; going on and trying again"
     assert [r.getMessage() for r in caplog.records] == [away, "announced", away, away]
 
 
