@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -84,12 +85,13 @@ class LocalCluster:
             raise
         self.http_url = f"{config.security.scheme}://{http.local_address}"
         self.grpc_address = front.local_address
+        secrets = {} if config.redis is None else config.redis.address.secrets
         argv = (*router_argv(config, http, front), *config.security.router_argv(apart))
-        specs = [ProcessSpec("router", "router", argv, front.local_address)]
+        specs = [ProcessSpec("router", "router", argv, front.local_address, secrets)]
         announce_at = front.local_address if apart is None else apart.local_address
         for kind, name, port in workers:
             argv = (*worker_argv(config, kind, name, port, announce_at), *config.security.process_argv())
-            specs.append(ProcessSpec(name, kind, argv, port.local_address))
+            specs.append(ProcessSpec(name, kind, argv, port.local_address, secrets))
         opener = opener_for(config.security.identity)
         for spec in specs:
             probe = health_probe(spec.address, opener)
@@ -107,11 +109,17 @@ class LocalCluster:
             self._check_started()
         wanted = {"prefill": self.config.num_prefill, "decode": self.config.num_decode}
         give_up_at = self._clock.now() + self.config.restart.start_timeout_s
-        while (known := await _known_workers(self.http_url, self.config.security.identity)) != wanted:
+        while not self._has_all(known := await _known_workers(self.http_url, self.config.security.identity), wanted):
             self._check_started()
             if self._clock.now() >= give_up_at:
                 raise ClusterFailed(f"the router would choose from {known}, not from {wanted}; see the workers' log")
             await self._clock.sleep(SEEN_PAUSE_S)
+
+    def _has_all(self, known: Mapping[str, int], wanted: Mapping[str, int]) -> bool:
+        """In a shared registry there may be others, too."""
+        if self.config.redis is None:
+            return known == wanted
+        return all(known.get(pool, 0) >= number for pool, number in wanted.items())
 
     async def wait_failed(self) -> None:
         """Does not return: raises ClusterFailed once the router, or every decode worker, is dead for good."""
@@ -178,6 +186,8 @@ def router_argv(config: ClusterConfig, http: KeptPort, front: KeptPort) -> tuple
     argv = [*_command("router"), "--model", str(config.model_dir), "--served-name", config.model_name]
     argv += ["--host", config.host, "--http-port", str(http.port), "--grpc-port", str(front.port)]
     argv += ["--log-level", config.log_level, "--drain-timeout", str(config.drain_timeout_s)]
+    if config.redis is not None:
+        argv += ["--registry", config.redis.address.url]
     argv += ["--prefill-policy", config.policies.prefill, "--decode-policy", config.policies.decode]
     ways = config.disaggregation
     argv += ["--disaggregate", ways.mode.value, "--stall-weight", str(ways.stall_weight)]
@@ -207,7 +217,11 @@ def worker_argv(config: ClusterConfig, kind: str, name: str, port: KeptPort, rou
     """The command line of one worker; `kind` is prefill or decode."""
     workers = config.workers
     argv = [*_command(kind), "--model", str(config.model_dir), "--served-name", config.model_name]
-    argv += ["--worker-id", name, "--host", port.host, "--port", str(port.port), "--router", router]
+    argv += ["--host", port.host, "--port", str(port.port)]
+    if config.redis is None:
+        argv += ["--worker-id", name, "--router", router]
+    else:  # in a shared registry there may be workers of other clusters, and no two can go by one name
+        argv += ["--worker-id", f"{name}-{socket.gethostname()}-{os.getpid()}", "--registry", config.redis.address.url]
     argv += ["--connector", workers.connector, "--dtype", workers.dtype, "--threads", str(workers.threads)]
     argv += ["--log-level", config.log_level, "--drain-timeout", str(config.drain_timeout_s)]
     argv += ["--scheduling", workers.scheduling, "--integrity", workers.integrity]

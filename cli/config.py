@@ -6,12 +6,15 @@ Does not know how anything is started.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cli.clustersecurity import SecurityOptions
 from engine.execution.config import ENVIRONMENT as EXECUTION_ENVIRONMENT
 from engine.models.store.config import ENVIRONMENT as STORE_ENVIRONMENT
+from registry.config import ENVIRONMENT as REGISTRY_ENVIRONMENT
+from registry.config import SECRETS, RedisConfig
 from router.config import AdmissionConfig, DisaggregationConfig, LimitsConfig, PolicyConfig
 
 MIB, GIB = 2**20, 2**30
@@ -20,6 +23,7 @@ MIB, GIB = 2**20, 2**30
 ENVIRONMENT = (
     STORE_ENVIRONMENT
     | EXECUTION_ENVIRONMENT
+    | REGISTRY_ENVIRONMENT
     | {
         "OMP_NUM_THREADS": "threads of OpenMP loops in torch; --threads wins over it",
         "MKL_NUM_THREADS": "threads of MKL; --threads wins over it",
@@ -35,8 +39,14 @@ ENVIRONMENT = (
 
 
 def environment() -> dict[str, str]:
-    """The variables of `ENVIRONMENT` that are set, with their values."""
-    return {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}  # noqa: TID251
+    """The variables of `ENVIRONMENT` that are set, with their values; of secrets only that they are."""
+    found = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}  # noqa: TID251
+    return {name: "***" if name in SECRETS else value for name, value in found.items()}
+
+
+def child_environment(secrets: Mapping[str, str]) -> dict[str, str]:
+    """What a child process inherits, and besides what is on nobody's command line."""
+    return {**os.environ, **secrets}  # noqa: TID251
 
 
 def usable_cores() -> int:
@@ -98,6 +108,7 @@ class ClusterConfig:
     http_port: int = 8000
     grpc_port: int = 50051
     policies: PolicyConfig = field(default_factory=PolicyConfig)
+    redis: RedisConfig | None = None  # the registry, shared with others; None: the router's own
     canary_interval_s: float | None = None
     disaggregation: DisaggregationConfig = field(default_factory=DisaggregationConfig)
     door: DoorOptions = field(default_factory=DoorOptions)

@@ -15,12 +15,12 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from cli.config import RestartPolicy
+from cli.config import RestartPolicy, child_environment
 from contracts.clock import Clock
 
 EXIT_WRONG_ARGUMENTS = 2
@@ -51,6 +51,7 @@ class ProcessSpec:
     kind: str
     argv: tuple[str, ...]
     address: str
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)  # environment variables, besides ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +187,7 @@ class SupervisedProcess:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
+            env=child_environment(self.spec.secrets),
         )
         if self._stop.is_set():  # told to stop while the process was being made
             self._signal(signal.SIGTERM)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
 from contracts.errors import ConfigError, shown
 
@@ -44,6 +44,20 @@ class RedisAddress:
         """For messages: the URL without credentials."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'rediss' if self.tls else 'redis'}://{host}:{self.port}/{self.db}"
+
+    @property
+    def url(self) -> str:
+        """For another process of ours: everything but the password, which goes to it through its environment."""
+        scheme, _, rest = str(self).partition("://")
+        user = "" if self.username is None else f"{quote(self.username, safe='')}@"
+        files = {"ssl_ca_certs": self.ca_file, "ssl_certfile": self.cert_file, "ssl_keyfile": self.key_file}
+        query = urlencode({key: value for key, value in files.items() if value is not None})
+        return f"{scheme}://{user}{rest}" + (f"?{query}" if query else "")
+
+    @property
+    def secrets(self) -> dict[str, str]:
+        """Environment variables for that process."""
+        return {} if self.password is None else {PASSWORD_VARIABLE: self.password}
 
 
 @dataclass(frozen=True, slots=True)

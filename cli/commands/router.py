@@ -11,6 +11,7 @@ from cli.commands import flags
 from cli.commands.admissionflags import ADMISSION_OPTIONS, AdmissionFlags, admission_config, limits_config
 from cli.commands.doorflags import DOOR_OPTIONS, DoorFlags, doors
 from cli.commands.policyflags import POLICY_OPTIONS, PolicyFlags, policy_config
+from cli.commands.registryflags import REGISTRY_OPTIONS, RegistryFlags, redis_config
 from cli.commands.wayflags import WAY_OPTIONS, WayFlags, disaggregation_config
 from cli.options import SectionedCommand, apply
 from engine.models.store import model_name
@@ -18,7 +19,7 @@ from router.config import CanaryConfig, HttpConfig, RouterConfig
 from rpc.server import ServerConfig
 
 
-class RouterFlags(AdmissionFlags, DoorFlags, PolicyFlags, WayFlags):
+class RouterFlags(AdmissionFlags, DoorFlags, PolicyFlags, RegistryFlags, WayFlags):
     """What click hands over, checked by the options below."""
 
     model: Path
@@ -41,6 +42,7 @@ OPTIONS = (
     flags.grpc_port_option("gRPC API, and where workers announce themselves; 0 takes a free port."),
     flags.advertise_option,
     *DOOR_OPTIONS,
+    *REGISTRY_OPTIONS,
     *POLICY_OPTIONS,
     flags.canary_interval_option,
     *WAY_OPTIONS,
@@ -63,6 +65,7 @@ def router_config(given: RouterFlags) -> RouterConfig:
         admission=admission_config(given),
         limits=limits_config(given),
         policies=policy_config(given),
+        redis=redis_config(given),
         canary=CanaryConfig(interval_s=given["canary_interval"]),
         disaggregation=disaggregation_config(given),
         request_timeout_s=given["request_timeout"],

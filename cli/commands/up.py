@@ -19,8 +19,9 @@ from cli.cluster import LocalCluster
 from cli.clustersecurity import SecurityOptions, cluster_security
 from cli.commands import flags
 from cli.commands.admissionflags import ADMISSION_OPTIONS, AdmissionFlags, admission_config, limits_config
-from cli.commands.policyflags import POLICY_OPTIONS, PolicyFlags, policy_config
 from cli.commands.doorflags import KEY_OPTIONS, SECTION, KeyFlags
+from cli.commands.policyflags import POLICY_OPTIONS, PolicyFlags, policy_config
+from cli.commands.registryflags import REGISTRY_OPTIONS, RegistryFlags, redis_config
 from cli.commands.wayflags import WAY_OPTIONS, WayFlags, disaggregation_config
 from cli.config import ClusterConfig, DoorOptions, RestartPolicy, WorkerOptions, default_threads
 from cli.modelsource import fetch
@@ -37,7 +38,7 @@ from rpc.process import StopSignals
 STOP_MARGIN_S = 15.0
 
 
-class UpFlags(AdmissionFlags, KeyFlags, PolicyFlags, WayFlags):
+class UpFlags(AdmissionFlags, KeyFlags, PolicyFlags, RegistryFlags, WayFlags):
     """What click hands over, checked by the options below."""
 
     model: str
@@ -92,6 +93,7 @@ OPTIONS = (
     ),
     flags.connector_option,
     flags.integrity_option,
+    *REGISTRY_OPTIONS,
     *POLICY_OPTIONS,
     flags.canary_interval_option,
     *WAY_OPTIONS,
@@ -166,6 +168,7 @@ def cluster_config(given: UpFlags, model_dir: Path, security: SecurityOptions | 
         http_port=given["http_port"],
         grpc_port=given["grpc_port"],
         policies=policy_config(given),
+        redis=redis_config(given),
         canary_interval_s=given["canary_interval"],
         disaggregation=disaggregation_config(given),
         door=DoorOptions(
