@@ -43,7 +43,8 @@ _WILDCARDS = ("0.0.0.0", "::", "[::]", "")
 class ServerConfig:
     """Where to listen and how others reach it. Port 0 takes any free port; `advertise` is "", host or host:port.
 
-    A caller that takes no message of its stream for `stall_s` loses the call.
+    A caller that takes no message of its stream for `stall_s` loses the call. More connections than `max_connections` are
+    closed at once, more streams than `max_streams` on one are refused, and a caller must say hello within `hello_s`.
     """
 
     host: str = "127.0.0.1"
@@ -53,6 +54,9 @@ class ServerConfig:
     keepalive_s: float = 10.0
     keepalive_timeout_s: float = 5.0
     stall_s: float = 60.0
+    max_connections: int = 4096
+    max_streams: int = 4096
+    hello_s: float = 20.0
     tls: TlsConfig | None = None
 
     @property
@@ -66,7 +70,11 @@ class ServerConfig:
             ("grpc.http2.ping_timeout_ms", round(self.keepalive_timeout_s * 1e3)),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.min_ping_interval_without_data_ms", 1000),
-            ("grpc.http2.max_ping_strikes", 0),
+            # Ours ping every few seconds and are never struck; a thousand strikes are a flood.
+            ("grpc.http2.max_ping_strikes", 1000),
+            ("grpc.max_allowed_incoming_connections", self.max_connections),
+            ("grpc.max_concurrent_streams", self.max_streams),
+            ("grpc.server_handshake_timeout_ms", round(self.hello_s * 1e3)),
             ("grpc.max_send_message_length", self.max_message_bytes),
             ("grpc.max_receive_message_length", self.max_message_bytes),
         ]
