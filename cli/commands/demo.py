@@ -16,6 +16,7 @@ from cli.demo.run import run_demo
 from cli.modelsource import fetch
 from cli.options import DTYPE, NAME, SectionedCommand, apply, option
 from engine.models.store import model_name
+from router.config import DisaggregationConfig, DisaggregationMode
 
 NUM_WORKERS = 2
 CHUNK_TOKENS = 256  # the long prompts take several steps, so that their KV travels while they compute
@@ -80,6 +81,7 @@ def demo(ctx: click.Context, /, **given: Unpack[DemoFlags]) -> None:
         model_name=model_name(model_dir),
         http_port=0,
         grpc_port=0,
+        disaggregation=DisaggregationConfig(DisaggregationMode.ALWAYS),  # it is what there is to see
         workers=workers,
         log_level=given["log_level"],
     )
