@@ -10,6 +10,7 @@ Does not know policies or requests.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ from router.breakers import Breakers
 from router.inbox import Inbox, Wakes
 from router.legs import DecodeSession, PrefillLeg
 from router.policies import Candidate
-from router.registry import Change, ChangeKind, Registry
+from router.registry import Change, ChangeKind, Registry, Worker
 from rpc.channel import ChannelConfig, ChannelOpener, open_channel, watch_connection
 
 log = get_logger(__name__)
@@ -39,7 +40,19 @@ class _Peer:
     num_inflight: int = 0
     num_inflight_tokens: int = 0
     num_inflight_kv_tokens: int = 0
+    num_computing: int = 0  # requests whose tokens are still to be computed
+    heard_at: float = -math.inf
+    others: float = 1.0  # see Candidate
     leaving: bool = False
+
+    def heard(self, worker: Worker) -> None:
+        """Its announcement says how much it has; what of that is not ours, is others'."""
+        if worker.heard_at == self.heard_at:
+            return
+        self.heard_at = worker.heard_at
+        announced = worker.load.num_running + worker.load.num_waiting
+        ours = self.num_computing if self.info.kind is WorkerKind.PREFILL else self.num_inflight
+        self.others = max(0, announced - ours) / announced if announced else 0.0
 
 
 class Claim:
@@ -119,10 +132,11 @@ class Pools:
         for worker in self._registry.ready(kind):
             peer = self._peers.get(worker.info.ref)
             if peer is not None and not peer.leaving:
+                peer.heard(worker)
                 doubtful = not self.breakers.offers(worker.info.ref)
                 inflight = peer.num_inflight, peer.num_inflight_tokens
-                held = peer.num_inflight_kv_tokens
-                found.append(Candidate(worker.info, worker.load, *inflight, doubtful, held))
+                ours = peer.num_inflight_kv_tokens, peer.others
+                found.append(Candidate(worker.info, worker.load, *inflight, doubtful, *ours))
         return tuple(found)
 
     def absent_s(self, kind: WorkerKind) -> float:
@@ -165,6 +179,7 @@ class Pools:
         peer.num_inflight += num_requests
         peer.num_inflight_tokens += num_tokens
         peer.num_inflight_kv_tokens += num_kv_tokens
+        peer.num_computing += (num_tokens > 0) - (num_tokens < 0)
         if peer.leaving and peer.num_inflight == 0:
             self._drop(ref, "left")
 

@@ -76,8 +76,23 @@ class PrefixIndex:
         self._note(found, having, num_blocks)
         return found
 
+    @property
+    def workers(self) -> tuple[WorkerRef, ...]:
+        """The lives that have a shelf."""
+        return tuple(self._shelves)
+
+    @property
+    def num_names(self) -> int:
+        """Blocks that are in the table, told of or expected; one that several workers have counts once."""
+        return len(self._holders)
+
+    def names(self, ref: WorkerRef) -> frozenset[int]:
+        """The short names of the blocks that this worker has told of."""
+        shelf = self._shelves.get(ref)
+        return frozenset() if shelf is None else frozenset(shelf.known)
+
     def size(self, ref: WorkerRef) -> int:
-        """How many blocks this worker has told of."""
+        """How many those are."""
         shelf = self._shelves.get(ref)
         return 0 if shelf is None else len(shelf.known)
 

@@ -77,8 +77,8 @@ class RouterServer:
         book = PairBook(config.canary, clock)
         self._registry.subscribe(book.on_change)
         opener = opener_for(config.access.tls)
-        self._placement = Placement(config.policies, PolicyMetrics(metrics.registry), clock, (config.channel, opener))
-        chooser = self._placement.chooser(self._pools, book, self._registry)
+        self.placement = Placement(config.policies, PolicyMetrics(metrics.registry), clock, (config.channel, opener))
+        chooser = self.placement.chooser(self._pools, book, self._registry)
         budget = RetryBudget(config.retry.budget, clock)
         means = Means(self._pools, chooser, clock, config.retry, new_id, self._halt, book, budget)
         self._canary = Canary(means, book, config.canary, metrics)
@@ -89,7 +89,7 @@ class RouterServer:
         self._templates = TemplateProcesses()
         self._prompter = Prompter(card, self._templates)
         ways, loads = DecisionMetrics(metrics.registry), announced(self._registry)
-        cached = self._placement.prompts.cached_tokens
+        cached = self.placement.prompts.cached_tokens
         flow = Flow(means, metrics, Advisor(config.disaggregation, clock, loads, cached, ways))
         gate = Gate(self._admission, self._limits)
         service = Inference(self._prompter, gate, flow, self._registry, clock, metrics)
@@ -138,7 +138,7 @@ class RouterServer:
         await self._doors.stop(1.0)
         await self._limits.close()
         await self._templates.close()
-        await self._placement.close()
+        await self.placement.close()
         await self._pools.close()
         await self._membership.close()
 

@@ -8,7 +8,8 @@ A row of a step costs 2 N operations for N parameters, a token of context `layou
 a GPU of 1 PFLOP/s and 3.3 TB/s that is 16 us against 40 ns a token, 400 tokens; for SmolLM2-135M on two CPU cores (bench/results/
 engine.md) 300 to 600. Its contexts' KV is what decode suffers from when the answers are long, its sequences when they are short.
 
-What was announced is late, and what this router knows does not see other routers: whichever is more counts.
+What was announced is late, and counts tokens that will turn out to be cached; what this router knows is neither, but it does
+not see other routers. So its own requests count as it knows them, and of what was announced the share that is others'.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ SEQUENCE_TOKENS = 512
 
 def burden(candidate: Candidate) -> int:
     """Tokens, see above."""
-    queued = max(candidate.load.num_queued_tokens, candidate.num_inflight_tokens)
+    queued = candidate.num_inflight_tokens + round(candidate.load.num_queued_tokens * candidate.others)
     if candidate.info.kind is WorkerKind.PREFILL:
         return queued
-    announced = round(candidate.load.kv_usage * candidate.info.num_blocks) * candidate.info.layout.block_size
-    held = max(announced, candidate.num_inflight_kv_tokens)
+    used = round(candidate.load.kv_usage * candidate.info.num_blocks) * candidate.info.layout.block_size
+    held = max(used, candidate.num_inflight_kv_tokens + round(used * candidate.others))
     return num_sequences(candidate) * SEQUENCE_TOKENS + held + queued
 
 
 def num_sequences(candidate: Candidate) -> int:
     """Requests that it has."""
-    return max(candidate.load.num_running + candidate.load.num_waiting, candidate.num_inflight)
+    announced = candidate.load.num_running + candidate.load.num_waiting
+    return candidate.num_inflight + round(announced * candidate.others)

@@ -17,7 +17,10 @@ from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A worker that may be chosen: what it announced, and what this router has given it and not got back."""
+    """A worker that may be chosen: what it announced, and what this router has given it and not got back.
+
+    `others` is the share of the announced load that is not this router's: what it had not given when that was announced.
+    """
 
     info: WorkerInfo
     load: WorkerLoad
@@ -25,6 +28,7 @@ class Candidate:
     num_inflight_tokens: int = 0  # prompt tokens whose first token has not come
     doubtful: bool = False  # its breaker is open: only where there is no other
     num_inflight_kv_tokens: int = 0  # tokens of the requests' contexts, computed or not
+    others: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,9 +33,9 @@ QUERY = Query((1, 2, 3))
 PREFILL, DECODE = WorkerKind
 
 
-def candidate(name, kind=PREFILL, load=None, inflight=0, tokens=0, *, kv_tokens=0):
+def candidate(name, kind=PREFILL, load=None, inflight=0, tokens=0, *, kv_tokens=0, others=1.0):
     info = WorkerInfo(WorkerRef(name, 1), kind, f"{name}:1", "m", LAYOUT, ("local",), 100, 1000)
-    return Candidate(info, load or WorkerLoad(), inflight, tokens, num_inflight_kv_tokens=kv_tokens)
+    return Candidate(info, load or WorkerLoad(), inflight, tokens, num_inflight_kv_tokens=kv_tokens, others=others)
 
 
 def query(num_tokens, session="", first=0):
@@ -149,8 +149,20 @@ def test_load_is_work_in_tokens_for_prefill_and_sequences_and_contexts_for_decod
 
 
 def test_what_a_decode_worker_bears():
+    """Ours as we know it, of what it announced what is others'; of its memory at least what it says is in use."""
     load = WorkerLoad(num_running=2, num_waiting=1, num_queued_tokens=30, kv_usage=0.5)
-    assert burden(candidate("d", DECODE, load, kv_tokens=100)) == 3 * SEQUENCE_TOKENS + 500 * BLOCK + 30
+    used = 500 * BLOCK
+    ours = {"inflight": 4, "tokens": 7, "kv_tokens": 100}
+    assert burden(candidate("d", DECODE, load)) == 3 * SEQUENCE_TOKENS + used + 30
+    assert burden(candidate("d", DECODE, load, **ours)) == 7 * SEQUENCE_TOKENS + used + 100 + 37
+    assert burden(candidate("d", DECODE, load, **ours, others=0.0)) == 4 * SEQUENCE_TOKENS + used + 7
+
+
+def test_what_a_prefill_worker_bears():
+    """Its announcement counts tokens that may turn out to be cached: of ours we know better."""
+    load = WorkerLoad(num_running=2, num_waiting=2, num_queued_tokens=800)
+    assert burden(candidate("p", PREFILL, load, inflight=2, tokens=50, others=0.5)) == 450
+    assert burden(candidate("p", PREFILL, load, inflight=4, tokens=50, others=0.0)) == 50
 
 
 class TestPrefixAware:
