@@ -90,7 +90,7 @@ def routed(model: Path, config: RoutedConfig) -> Iterator[Routed]:
         exit_with = ("--exit-with", str(os.getpid()))
         router = ["-m", "cli", "router", *exit_with, "--model", str(files), "--served-name", SERVED_NAME]
         router += ["--http-port", str(http), "--grpc-port", str(grpc_port), "--canary-interval", "0"]
-        router += ["--max-running", str(config.max_running), *config.router_flags]
+        router += ["--disaggregate", "always", "--max-running", str(config.max_running), *config.router_flags]
         fakes = ["-m", "bench", "fake-workers", *exit_with, "--router", f"{HOST}:{grpc_port}"]
         fakes += ["--served-name", SERVED_NAME, "--step", str(config.step_s), "--prefill-port", str(prefill)]
         children = []
