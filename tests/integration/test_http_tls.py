@@ -1,0 +1,138 @@
+"""The HTTP door over TLS, by real handshakes: who is let in, what is said of who is not, and certificates that are renewed."""
+
+import asyncio
+import logging
+import ssl
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from router.config import HttpConfig
+from rpc.tls import TlsConfig
+from rpc.tls_context import client_context
+from tests.identities import EXPIRED, Identities
+from tests.integration.router_harness import MODEL, router_config, running_router
+
+BODY = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 4}
+
+
+@pytest.fixture
+def known(tmp_path) -> Identities:
+    return Identities(tmp_path / "known")
+
+
+@pytest.fixture
+def strangers(tmp_path) -> Identities:
+    return Identities(tmp_path / "strangers")
+
+
+@asynccontextmanager
+async def serving(tmp_path, tls: TlsConfig):
+    config = router_config(tmp_path)
+    async with running_router(replace(config, http=HttpConfig(port=0, tls=tls))) as running:
+        await running.cluster.pools(1, 1)
+        yield running
+
+
+def client(running, tls: TlsConfig, name: str = "localhost") -> httpx.AsyncClient:
+    url = f"https://{name}:{running.ports.http}"
+    return httpx.AsyncClient(base_url=url, verify=client_context(tls), trust_env=False, timeout=10)
+
+
+def serial_of(certificate: dict | None) -> str | None:
+    return None if certificate is None else certificate["serialNumber"]
+
+
+async def shown(running, context: ssl.SSLContext) -> str:
+    """Serial number of the certificate that a new connection is shown."""
+    _, writer = await asyncio.open_connection("127.0.0.1", running.ports.http, ssl=context, server_hostname="localhost")
+    try:
+        return serial_of(writer.get_extra_info("peercert"))
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_an_answer_whole_and_streamed(tmp_path, known):
+    async with serving(tmp_path, known.config("server")) as running, client(running, known.config("me")) as http:
+        assert (await http.post("/v1/completions", json=BODY)).json()["usage"]["completion_tokens"] == 4
+        streamed = await http.post("/v1/completions", json={**BODY, "stream": True})
+        assert streamed.text.endswith("data: [DONE]\n\n")
+        async with client(running, known.config("me"), "127.0.0.1") as by_address:
+            assert (await by_address.get("/version")).status_code == 200
+
+
+async def test_who_does_not_talk_tls_is_cut_off_and_it_is_said(tmp_path, known, caplog):
+    with caplog.at_level(logging.INFO, "rpc.tls_context"):
+        async with serving(tmp_path, known.config("server")) as running:
+            with pytest.raises(httpx.TransportError):
+                await running.http.get("/health")
+            async with client(running, known.config("me")) as http:
+                assert (await http.get("/version")).status_code == 200
+    assert "TLS handshake refused" in caplog.text
+
+
+async def test_a_stranger_does_not_believe_us_nor_we_him(tmp_path, known, strangers):
+    stranger = strangers.config("stranger")
+    async with serving(tmp_path, known.config("server", demand=True)) as running:
+        async with client(running, stranger) as http:
+            with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+                await http.get("/version")
+        server = known.config("me")
+        for wrong in (
+            TlsConfig(ca=server.ca),
+            TlsConfig(ca=server.ca, cert=stranger.cert, key=stranger.key),
+        ):
+            async with client(running, wrong) as http:
+                with pytest.raises(httpx.TransportError):
+                    await http.get("/version")
+        async with client(running, server) as http:
+            assert (await http.get("/version")).status_code == 200
+
+
+async def test_another_name_and_a_client_that_is_over_are_refused(tmp_path, known, monkeypatch):
+    monkeypatch.setattr("rpc.tls._check_dates", lambda *_: None)
+    async with serving(tmp_path, known.config("server", demand=True, names=("router.example",))) as running:
+        async with client(running, known.config("me")) as http:
+            with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+                await http.get("/version")
+            named = {"sni_hostname": "router.example"}
+            assert (await http.get("/version", extensions=named)).status_code == 200
+        async with client(running, known.config("old", period=EXPIRED)) as http:
+            with pytest.raises(httpx.TransportError):
+                await http.get("/version", extensions=named)
+
+
+async def test_old_protocols_are_refused(tmp_path, known):
+    async with serving(tmp_path, known.config("server")) as running:
+        context = client_context(known.config("me"))
+        assert await shown(running, context)
+        context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
+        context.set_ciphers("DEFAULT:@SECLEVEL=0")
+        with pytest.warns(DeprecationWarning):
+            context.maximum_version = ssl.TLSVersion.TLSv1_1
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await shown(running, context)
+
+
+async def test_what_is_renewed_is_shown_and_asked_for_while_standing_connections_go_on(tmp_path, known, strangers):
+    tls = known.config("server", demand=True)
+    before = client_context(known.config("me"))
+    async with serving(tmp_path, tls) as running, client(running, known.config("me")) as standing:
+        assert (await standing.get("/version")).status_code == 200
+        first = await shown(running, before)
+        known.issue("server")  # as an operator renews: same authority
+        second = await shown(running, before)
+        assert second != first
+        assert await shown(running, before) == second
+        tls.key.write_text("half")  # as one who is not done yet
+        assert await shown(running, before) == second
+        strangers.issue("server")  # another authority for both directions
+        for path in (tls.key, tls.cert, tls.ca):
+            (strangers.folder / "server" / path.name).replace(path)
+        assert await shown(running, client_context(strangers.config("me"))) not in (first, second)
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await shown(running, before)
+        assert (await standing.get("/version")).status_code == 200
