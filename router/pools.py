@@ -10,7 +10,6 @@ Does not know policies or requests.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,7 +22,8 @@ from router.breakers import Breakers
 from router.inbox import Inbox, Wakes
 from router.legs import DecodeSession, PrefillLeg
 from router.policies import Candidate
-from router.registry import Change, ChangeKind, Registry, Worker
+from router.registry import Change, ChangeKind, Registry
+from router.tally import Tally
 from rpc.channel import ChannelConfig, ChannelOpener, open_channel, watch_connection
 
 log = get_logger(__name__)
@@ -37,22 +37,8 @@ class _Peer:
     channel: grpc.aio.Channel
     watch: asyncio.Task[None]
     session: DecodeSession
-    num_inflight: int = 0
-    num_inflight_tokens: int = 0
-    num_inflight_kv_tokens: int = 0
-    num_computing: int = 0  # requests whose tokens are still to be computed
-    heard_at: float = -math.inf
-    others: float = 1.0  # see Candidate
+    tally: Tally
     leaving: bool = False
-
-    def heard(self, worker: Worker) -> None:
-        """Its announcement says how much it has; what of that is not ours, is others'."""
-        if worker.heard_at == self.heard_at:
-            return
-        self.heard_at = worker.heard_at
-        announced = worker.load.num_running + worker.load.num_waiting
-        ours = self.num_computing if self.info.kind is WorkerKind.PREFILL else self.num_inflight
-        self.others = max(0, announced - ours) / announced if announced else 0.0
 
 
 class Claim:
@@ -132,11 +118,8 @@ class Pools:
         for worker in self._registry.ready(kind):
             peer = self._peers.get(worker.info.ref)
             if peer is not None and not peer.leaving:
-                peer.heard(worker)
                 doubtful = not self.breakers.offers(worker.info.ref)
-                inflight = peer.num_inflight, peer.num_inflight_tokens
-                ours = peer.num_inflight_kv_tokens, peer.others
-                found.append(Candidate(worker.info, worker.load, *inflight, doubtful, *ours))
+                found.append(peer.tally.candidate(worker, doubtful=doubtful))
         return tuple(found)
 
     def absent_s(self, kind: WorkerKind) -> float:
@@ -176,11 +159,8 @@ class Pools:
         peer = self._peers.get(ref)
         if peer is None:
             return
-        peer.num_inflight += num_requests
-        peer.num_inflight_tokens += num_tokens
-        peer.num_inflight_kv_tokens += num_kv_tokens
-        peer.num_computing += (num_tokens > 0) - (num_tokens < 0)
-        if peer.leaving and peer.num_inflight == 0:
+        peer.tally.add(num_requests, num_tokens, num_kv_tokens)
+        if peer.leaving and peer.tally.num_inflight == 0:
             self._drop(ref, "left")
 
     async def close(self) -> None:
@@ -212,7 +192,7 @@ class Pools:
         channel = self._opener(info.address, self._config)
         watch = asyncio.ensure_future(watch_connection(channel, lambda: self.suspect(info.ref)))
         session = DecodeSession(info, channel, self._config.connect_timeout_s, self._on_session_lost, self._wakes)
-        self._peers[info.ref] = _Peer(info, channel, watch, session)
+        self._peers[info.ref] = _Peer(info, channel, watch, session, Tally(info))
 
     def _on_session_lost(self, info: WorkerInfo) -> None:
         self._registry.suspect(info.ref)

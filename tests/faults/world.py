@@ -335,8 +335,8 @@ class World:
         if self.admission.num_running or self.admission.num_waiting:
             left.append(f"admission: {self.admission.num_running} running, {self.admission.num_waiting} waiting")
         for ref, peer in self.pools._peers.items():
-            if peer.num_inflight or peer.num_inflight_tokens:
-                left.append(f"router: {peer.num_inflight} claims, {peer.num_inflight_tokens} tokens on {ref}")
+            if not peer.tally.empty:
+                left.append(f"router: {peer.tally.num_inflight} claims or what they counted, on {ref}")
             if peer.session._inboxes:
                 left.append(f"router: session to {ref} carries {list(peer.session._inboxes)}")
         return left
