@@ -31,6 +31,7 @@ _HUBER = 3.0  # median errors, above which a sample pulls no harder
 _LEAST_ERROR = 0.05  # relative: what is nearer than this is no error
 _ANCHOR_WEIGHT = 0.1  # of the prior at one anchor, in samples
 _SURPRISE = 0.5  # how far, in natural logarithms, one sample may move a worker's factor
+_GRAIN_S = 1e-3  # durations below are not told apart
 _WINDOW = 32  # samples that a mean remembers
 _TRUSTED = 4  # samples of a worker from which on its own factor counts half
 _MAX_FACTORS = 1024
@@ -52,7 +53,7 @@ class LinearCost:
     say better. Durations shorter than `grain_s` are not told apart. Costs O(samples kept) per refit, below a millisecond.
     """
 
-    def __init__(self, prior: Sequence[float], anchors: Sequence[Sequence[float]], grain_s: float = 1e-3) -> None:
+    def __init__(self, prior: Sequence[float], anchors: Sequence[Sequence[float]], grain_s: float = _GRAIN_S) -> None:
         self.num_samples = 0
         self._prior = tuple(prior)
         self._anchors = tuple(tuple(anchor) for anchor in anchors)
@@ -249,8 +250,8 @@ class PrefillCost:
         expected = self._curve.predict(work.sizes)
         self._curve.observe(work.sizes, seconds)
         logarithm, num_samples = self._factors.pop(ref, (0.0, 0))  # the newest goes to the end
-        if self.num_samples > 1 and expected > 0:
-            away = math.log(seconds / expected) - logarithm
+        if self.num_samples > 1:
+            away = math.log((seconds + _GRAIN_S) / (expected + _GRAIN_S)) - logarithm
             num_samples += 1
             logarithm += max(1 / num_samples, 1 / _WINDOW) * max(-_SURPRISE, min(_SURPRISE, away))
         self._factors[ref] = (logarithm, num_samples)
