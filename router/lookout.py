@@ -44,9 +44,14 @@ class Lookout:
         self._tasks: list[asyncio.Task[None]] = []
         self._look_now = asyncio.Event()
         self._grumbled_at = -_GRUMBLE_S
-        self.problem = "not reached yet"  # what keeps the registry away; empty while it is there
+        self._problem = "not reached yet"
         self.num_refused = 0
         table.hold()
+
+    @property
+    def problem(self) -> str:
+        """What keeps the registry away, as it is now; empty while it is there."""
+        return self._link.presence.problem or self._problem if self._problem else ""
 
     def start(self) -> None:
         """Begin to listen and to look. Returns at once, whether or not Redis is there."""
@@ -141,15 +146,15 @@ class Lookout:
                 wait.cancel()
 
     def _away(self, problem: str) -> None:
-        if not self.problem:
+        if not self._problem:
             log.warning("the registry is away; routing to the last known workers", reason=problem)
-        self.problem = problem
+        self._problem = problem
         self._table.hold()
 
     def _there(self) -> None:
-        if self.problem:
+        if self._problem:
             log.info("the registry is there", workers=len(self._table.workers()))
-        self.problem = ""
+        self._problem = ""
         self._table.resume()
 
     def _died(self) -> None:

@@ -25,7 +25,9 @@ def require_redis_server() -> None:
 class RedisProcess:
     """Owns one redis-server, which keeps nothing on disk: killed and started again, it has forgotten everything."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, tls: bool = False) -> None:
+        """With `tls` it takes nothing but TLS; `options` name its files."""
+        self._tls = tls
         self._folder = folder
         self._options = options
         self.port = _free_port()
@@ -37,7 +39,8 @@ class RedisProcess:
 
     def start(self) -> None:
         """Returns when it takes connections."""
-        command = [BINARY, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        ports = ["--port", "0", "--tls-port", str(self.port)] if self._tls else ["--port", str(self.port)]
+        command = [BINARY, *ports, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
         command += ["--dir", str(self._folder), "--logfile", str(self._folder / "redis.log"), *self._options]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         until = time.monotonic() + 20

@@ -100,7 +100,7 @@ class ScriptedWorker:
         self.info = WorkerInfo(
             self.ref, self.kind, f"127.0.0.1:{port}", self.cluster.model_name, LAYOUT, ("local",), 1024, 256
         )
-        client = GrpcRegistryClient(self.cluster.registry_address)
+        client = self.cluster.registry_client()
         self.announcer = Announcer(
             client, self.info, lambda: self.load, MonotonicClock(), AnnounceConfig(interval_s=0.1)
         )
@@ -335,6 +335,9 @@ class Cluster:
         self.num_cached_tokens = 0
         self.workers: list[ScriptedWorker] = []
         self._commits: dict[tuple[str, str], asyncio.Future] = {}
+
+    def registry_client(self):
+        return GrpcRegistryClient(self.registry_address)
 
     def commit(self, worker_id: str, handoff_id: str) -> asyncio.Future:
         key = (worker_id, handoff_id)
