@@ -34,6 +34,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import ClassVar
 
+from observability.private import LoggableError
+
 _SHOWN_CHARS = 80
 
 
@@ -52,7 +54,7 @@ class ErrorCode(StrEnum):
     INTERNAL = "INTERNAL"
 
 
-class DiptychError(Exception):
+class DiptychError(LoggableError):
     """Root of the tree. `retryable` says whether another worker may succeed where this one did not."""
 
     code: ClassVar[ErrorCode] = ErrorCode.INTERNAL
@@ -61,6 +63,11 @@ class DiptychError(Exception):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
+
+    @property
+    def logged(self) -> str:
+        """See LoggableError."""
+        return self.message
 
 
 class InvalidRequest(DiptychError):
@@ -74,6 +81,11 @@ class InvalidRequest(DiptychError):
         super().__init__(f"{field}: got {self.value}, {limit}")
         self.limit = limit
 
+    @property
+    def logged(self) -> str:
+        """Field and value may be the client's own words."""
+        return type(self).__name__
+
 
 class ModelNotFound(DiptychError):
     """The request names a model that this deployment does not serve."""
@@ -83,6 +95,11 @@ class ModelNotFound(DiptychError):
     def __init__(self, model: str, known: tuple[str, ...]) -> None:
         super().__init__(f"model: {shown(model)} is not served here; known: {', '.join(known) or 'none'}")
         self.model = model[:_SHOWN_CHARS]
+
+    @property
+    def logged(self) -> str:
+        """Any text may stand where a model's name is asked for."""
+        return type(self).__name__
 
 
 class Unauthenticated(DiptychError):

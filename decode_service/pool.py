@@ -107,7 +107,7 @@ class HandoffListener:
 
     def on_lost(self, handoff_id: str, cause: DiptychError) -> None:
         """See HandoffEvents."""
-        log.info("hand-off lost", handoff_id=handoff_id, reason=cause.message)
+        log.info("hand-off lost", handoff_id=handoff_id, reason=cause)
         if isinstance(cause, DigestMismatch):
             self._on_mismatch()
         self._book.fail(handoff_id, cause)

@@ -101,7 +101,7 @@ async def reach(
             await connector.connect(address)
         except TransferFailed as error:
             reasons.append(error.message)
-            logger.warning("connector %s does not reach %s: %s", kind, name, error.message)
+            logger.warning("connector %s does not reach %s: %s", kind, name, error)
             continue
         logger.info("KV for %s goes through %s%s", name, kind, f" ({'; '.join(reasons)})" if reasons else "")
         return connector, address

@@ -168,7 +168,7 @@ class Incoming(Generic[LeaseT]):
         reservation = self._reservation
         self._findings = await self._around.verifier.look(ticket, reservation.grant, reservation.lease.cached_seals)
         if self._findings.damage is not None:
-            logger.warning("%s; none of them is used", self._findings.damage.message)
+            logger.warning("%s; none of them is used", self._findings.damage)
             self.end(TargetEvent.REFUSED, self._findings.damage)
 
     async def _quiesced(self) -> bool:
@@ -193,7 +193,7 @@ class Incoming(Generic[LeaseT]):
         try:
             await self._around.pool.adopt(ticket.request, lease, ticket.num_computed_tokens, self._findings.seals)
         except DiptychError as error:
-            logger.warning("hand-off %s: the engine does not take it: %s", ticket.handoff_id, error.message)
+            logger.warning("hand-off %s: the engine does not take it: %s", ticket.handoff_id, error)
             return error
         return Adopted(ticket, num_blocks)
 

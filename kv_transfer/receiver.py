@@ -233,7 +233,7 @@ class Receiver(Generic[LeaseT]):
                 return True
             return isinstance(self._finished.of(handoff_id, asker), int)
         except HandoffError as error:  # one that is not the asker's must not spoil the renewal of the others
-            logger.warning("not renewed: %s", error.message)
+            logger.warning("not renewed: %s", error)
             return False
 
     def _ended(self, handoff_id: str, outcome: Outcome) -> None:

@@ -171,7 +171,7 @@ class Sender:
             self._on(SourceEvent.ABORTED if aborted else SourceEvent.FAILED)
             if self._cause is None:  # the loop itself goes down
                 raise
-            logger.info("hand-off %s failed: %s", self._facts.handoff_id, self._cause.message)
+            logger.info("hand-off %s failed: %s", self._facts.handoff_id, self._cause)
             raise self._cause from error
         except BaseException:  # a fault of ours: the blocks are safe all the same
             self._on(SourceEvent.FAILED)

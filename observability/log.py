@@ -5,7 +5,8 @@
 
 `configure_logging` is called once by a process; a library or a test that never calls it keeps the standard behaviour.
 Values are quoted when they have spaces; a traceback becomes one quoted field, so that a line is always one event.
-Prompts, answers and token ids are never logged: callers pass ids and counts. Does not know metrics or traces.
+Prompts, answers and token ids are never logged, unless a person asks for it: callers pass ids, counts, and errors as they are,
+of which only what may be said is written (`observability.private`). Does not know metrics or traces.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import logging
 import sys
 import time
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
 
 from observability.lines import LineHandler
+from observability.private import private_traceback, reason
 
-LogValue = str | int | float | bool | None
+LogValue = str | int | float | bool | BaseException | None
+_ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 _FIELDS = "diptych_fields"
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/@+,[]()<>*%")
 
@@ -60,17 +63,17 @@ def get_logger(name: str) -> Log:
     return Log(logging.getLogger(name))
 
 
-def configure_logging(service: str, level: str = "info", stream: TextIO | None = None) -> None:
+def configure_logging(service: str, level: str = "info", stream: TextIO | None = None, *, private: bool = True) -> None:
     """Send every log of this process to `stream`, one line per event, named `service`.
 
     Without `stream` it is stderr, and nobody waits for its reader. `level` is debug, info, warning or error; raises ValueError
-    for another. Calling again replaces the former set-up.
+    for another. Calling again replaces the former set-up. Unless `private`, errors are written with all that they say.
     """
     number = {"debug": 10, "info": 20, "warning": 30, "error": 40}.get(level.lower())
     if number is None:
         raise ValueError(f"log level: got {level!r}, must be debug, info, warning or error")
     handler = _to_stderr() if stream is None else logging.StreamHandler(stream)
-    handler.setFormatter(LineFormatter(service))
+    handler.setFormatter(LineFormatter(service, private))
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)
@@ -88,9 +91,10 @@ def _to_stderr() -> logging.Handler:
 class LineFormatter(logging.Formatter):
     """Renders a record as one line; UTC with milliseconds."""
 
-    def __init__(self, service: str) -> None:
+    def __init__(self, service: str, private: bool = True) -> None:
         super().__init__()
         self._service = service
+        self._private = private
 
     def format(self, record: logging.LogRecord) -> str:
         """The whole line, without its end."""
@@ -100,13 +104,28 @@ class LineFormatter(logging.Formatter):
             record.levelname,
             self._service,
             record.name,
-            _one_line(record.getMessage()),
+            _one_line(self._message(record)),
         ]
         fields = record.__dict__.get(_FIELDS, {})
-        parts.extend(f"{name}={render_value(value)}" for name, value in fields.items())
+        parts.extend(f"{name}={render_value(self._said(value))}" for name, value in fields.items())
         if record.exc_info:
-            parts.append(f"traceback={json.dumps(self.formatException(record.exc_info))}")
+            parts.append(f"traceback={json.dumps(self._traceback(record.exc_info))}")
         return " ".join(parts)
+
+    def _message(self, record: logging.LogRecord) -> str:
+        """The record's text; the errors among its arguments say what they may."""
+        if not isinstance(record.args, tuple) or not record.args:
+            return record.getMessage()
+        return str(record.msg) % tuple(self._said(value) for value in record.args)
+
+    def _said(self, value: Any) -> Any:
+        if not isinstance(value, BaseException):
+            return value
+        return reason(value) if self._private else str(value) or type(value).__name__
+
+    def _traceback(self, info: _ExcInfo) -> str:
+        error = info[1]
+        return private_traceback(error) if self._private and error is not None else self.formatException(info)
 
 
 def render_value(value: LogValue) -> str:

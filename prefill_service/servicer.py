@@ -68,6 +68,6 @@ async def _listen(
             check_life(ours, worker_ref_from_pb(command.prefill))
             targets.put_nowait(target_from_pb(command.retarget))
     except (InvalidRequest, HandoffError) as error:  # no target for us: the run ends as if none came
-        log.warning("a target that is none", reason=error.message)
+        log.warning("a target that is none", reason=error)
     finally:
         targets.put_nowait(None)

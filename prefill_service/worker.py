@@ -145,7 +145,7 @@ class PrefillWorker:
         try:
             await run.settle("the request's reader has left")
         except Unavailable as error:  # the engine is gone, and its blocks with it
-            log.warning("could not give back", request_id=request_id, reason=error.message)
+            log.warning("could not give back", request_id=request_id, reason=error)
         finally:
             del self._runs[request_id]
             if not self._runs:

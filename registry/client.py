@@ -72,7 +72,7 @@ class RedisRegistryClient:
         try:
             wire.check_layout(common, info)
         except InvalidRequest as error:
-            log.warning("what the workers have in common is damaged; taking it away", reason=error.message)
+            log.warning("what the workers have in common is damaged; taking it away", reason=error)
             await self._link.run("DEL", keys.LAYOUT)
         except DiptychError as error:
             return error
@@ -94,7 +94,7 @@ async def begin_life(link: RedisLink, worker_id: str, clock: Clock) -> WorkerRef
             reply = await link.script(scripts.BEGIN, (keys.epoch(worker_id),))
         except Unavailable as error:
             if not said:
-                log.warning("waiting for the registry: this worker's life begins there", reason=error.message)
+                log.warning("waiting for the registry: this worker's life begins there", reason=error)
             said = error.message
             await clock.sleep(_RETRY_S if link.up else 0.0)
             await link.presence.wait_up()

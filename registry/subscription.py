@@ -98,7 +98,7 @@ class Subscription:
                 self._put(Signal.LISTENING)
                 await self._listen(connection, config)
             except (RedisError, OSError, TimeoutError, Broken) as error:
-                log.info("not listening to redis", reason=str(error) or type(error).__name__)
+                log.info("not listening to redis", reason=error)
             finally:
                 if self._listening:
                     self._put(Signal.DEAF)

@@ -64,7 +64,7 @@ class BreakerNews:
             try:
                 await self._link.run("PUBLISH", CHANNEL, word)
             except Unavailable as error:
-                log.info("other routers are not warned", reason=error.message)
+                log.info("other routers are not warned", reason=error)
 
     async def _listen(self, subscription: Subscription) -> None:
         async for event in subscription:
@@ -82,4 +82,4 @@ class BreakerNews:
                 case other:
                     raise ValueError(f"{other!r:.80}")
         except (ValueError, RecursionError) as error:
-            log.warning("a warning of another router cannot be read", reason=str(error)[:_MOST_CHARS])
+            log.warning("a warning of another router cannot be read", reason=error)

@@ -174,7 +174,7 @@ class KeyBook:
         try:
             by_hash = _by_hash(read_key_file(self._path))
         except ConfigError as error:
-            log.error("the key file cannot be used; the keys stay what they were", reason=error.message)
+            log.error("the key file cannot be used; the keys stay what they were", reason=error)
             return
         added, gone = by_hash.keys() - self._by_hash.keys(), self._by_hash.keys() - by_hash.keys()
         self._by_hash = by_hash

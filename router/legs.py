@@ -209,7 +209,7 @@ class DecodeSession:
     def _fail(self, error: DiptychError) -> None:
         carried, self._inboxes = self._inboxes, {}
         if carried:
-            log.warning("decode session lost", reason=error.message, carried=len(carried))
+            log.warning("decode session lost", reason=error, carried=len(carried))
         for request_id, inbox in carried.items():
             inbox.put_nowait(DecodeLost(request_id, error))
 

@@ -135,7 +135,7 @@ class Lookout:
         self.num_refused += 1
         if self._clock.now() - self._grumbled_at >= _GRUMBLE_S:
             self._grumbled_at = self._clock.now()
-            log.warning("a word in redis is refused", reason=error.message, refused=self.num_refused)
+            log.warning("a word in redis is refused", reason=error, refused=self.num_refused)
 
     async def _pause(self) -> None:
         waits = (asyncio.ensure_future(self._clock.sleep(_LOOK_S)), asyncio.ensure_future(self._look_now.wait()))

@@ -112,4 +112,4 @@ class RedisRegistry:
         try:
             await self._link.script(scripts.SUSPECT, names, (ref.epoch, ttl_ms))
         except Unavailable as error:
-            log.info("a suspicion was not shared", worker_id=ref.worker_id, reason=error.message)
+            log.info("a suspicion was not shared", worker_id=ref.worker_id, reason=error)

@@ -100,7 +100,7 @@ class SharedBuckets:
         self._on_local()
         if not self._away:
             self._away = True
-            log.warning("rate limits are this router's own until Redis answers", reason=error.message)
+            log.warning("rate limits are this router's own until Redis answers", reason=error)
 
 
 def _arguments(wanted: Sequence[Wanted]) -> list[str]:

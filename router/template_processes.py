@@ -70,7 +70,7 @@ class TemplateProcesses:
         try:
             await self.render(template, Conversation(()))
         except InvalidRequest as error:  # a template need not take an empty conversation
-            log.debug("the chat template refuses nothing", reason=error.message)
+            log.debug("the chat template refuses nothing", reason=error)
 
     async def close(self) -> None:
         """End all processes, and what they are rendering. Idempotent."""

@@ -130,7 +130,7 @@ class Announcer:
         except DiptychError as error:
             problem = type(error).__name__
             if problem != self._problem:
-                log.warning(UNHEARD, why=problem, reason=error.message)
+                log.warning(UNHEARD, why=problem, reason=error)
         else:
             if self._problem is not None:
                 log.info("announced", worker=self._info.ref.worker_id, epoch=self._info.ref.epoch, ttl_s=ttl_s)
@@ -155,7 +155,7 @@ class Announcer:
         try:
             return await self._client.leave(self._info.ref)
         except DiptychError as error:
-            log.info("farewell not heard", reason=error.message)
+            log.info("farewell not heard", reason=error)
             return 0
         finally:
             await self._client.close()

@@ -266,7 +266,7 @@ def _guard_stream(
             if not watch.limit.expired():
                 await _fail(context, error, method)
             unread = _Unread(f"no message was taken for {stall_s:g} s")
-            log.info("call ended", method=method, reason=unread.message)
+            log.info("call ended", method=method, reason=unread)
             _end_unread(context, unread)
         finally:
             watch.close()
@@ -370,5 +370,5 @@ def _outward_host(toward: str) -> str:
             probe.connect(place)
             return str(probe.getsockname()[0])
     except OSError as error:
-        log.warning("no route to the router yet; announcing the machine's name", router=toward, reason=str(error))
+        log.warning("no route to the router yet; announcing the machine's name", router=toward, reason=error)
         return socket.gethostname()

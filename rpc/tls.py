@@ -98,7 +98,7 @@ class TlsFiles:
         try:
             material = load(self.config, self._now())
         except ConfigError as error:
-            log.error("renewed TLS files cannot be used; the old ones stay", reason=error.message)
+            log.error("renewed TLS files cannot be used; the old ones stay", reason=error)
         else:
             expires = "" if material.not_after is None else material.not_after.isoformat()
             log.info("TLS files read again", certificate=str(self.config.cert), expires=expires)

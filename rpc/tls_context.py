@@ -31,7 +31,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
             try:
                 newest = _context(files.config, material)
             except ConfigError as error:
-                log.error("renewed TLS files cannot be used; the old ones stay", reason=error.message)
+                log.error("renewed TLS files cannot be used; the old ones stay", reason=error)
             else:
                 state[0] = (material, newest)
         connection.context = newest

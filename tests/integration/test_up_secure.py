@@ -49,7 +49,6 @@ def answer(stub, key, route) -> tuple[list[int], pb.GenerateResponse]:
     return [token for piece in pieces for token in piece.token_ids], pieces[-1]
 
 
-@pytest.mark.slow
 def test_every_hop_is_tls_and_the_tokens_are_the_same(tmp_path):
     key, tls = make_key(tmp_path), tmp_path / "tls"
     flags = ["--tls", "--tls-dir", str(tls), "--api-keys", str(tmp_path / "keys.json"), "--connector", "tcp"]
