@@ -31,6 +31,7 @@ class SecurityOptions:
     api_keys: Path | None = None
     protect_metrics: bool = False
     tls: Path | None = None
+    log_prompts: bool = False
 
     @property
     def apart(self) -> bool:
@@ -62,10 +63,11 @@ class SecurityOptions:
 
     def process_argv(self) -> list[str]:
         """What every process's command line says."""
+        argv = ["--log-prompts"] if self.log_prompts else []
         if self.tls is None:
-            return []
+            return argv
         cert, key, ca = (str(self.tls / name) for name in (CERT_FILE, KEY_FILE, CA_FILE))
-        return ["--tls-cert", cert, "--tls-key", key, "--tls-ca", ca, "--tls-client-ca", ca]
+        return [*argv, "--tls-cert", cert, "--tls-key", key, "--tls-ca", ca, "--tls-client-ca", ca]
 
     def lines(self) -> list[str]:
         """What a person should know of it."""

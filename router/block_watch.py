@@ -20,6 +20,7 @@ from contracts.errors import DiptychError, HandoffError
 from contracts.pb.diptych.v1 import blocks_pb2, blocks_pb2_grpc
 from contracts.worker import WorkerInfo, WorkerRef, check_life
 from observability.log import get_logger
+from observability.private import reason
 from router.prefix_index import PrefixIndex
 from router.registry import Change, ChangeKind
 from rpc.channel import ChannelConfig, ChannelOpener, open_channel
@@ -145,4 +146,4 @@ async def _listen(stub: blocks_pb2_grpc.BlockEventsAsyncStub, ear: _Ear) -> Exce
 def _said(why: Exception | None) -> str:
     if isinstance(why, grpc.aio.AioRpcError):
         why = from_rpc_error(why, "the worker")
-    return "the worker ended them" if why is None else f"{type(why).__name__}: {why}"
+    return "the worker ended them" if why is None else f"{type(why).__name__}: {reason(why)}"

@@ -42,12 +42,14 @@ class AccessConfig:
 
     `api_keys` is a key file (`router.keys`); None lets everybody in. `workers` is where workers announce themselves; None is
     the gRPC port. `tls` is what the router reaches workers with. With keys, /metrics asks for one only if `protect_metrics`.
+    `log_prompts` writes what users ask and are answered to the log.
     """
 
     api_keys: Path | None = None
     protect_metrics: bool = False
     workers: ServerConfig | None = None
     tls: TlsConfig | None = None
+    log_prompts: bool = False
 
 
 @dataclass(frozen=True, slots=True)

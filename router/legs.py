@@ -195,7 +195,7 @@ class DecodeSession:
         try:
             delta = delta_from_pb(message)
         except DiptychError as error:
-            fault = InternalError(f"decode worker {self._worker.ref.worker_id}: unreadable delta: {error.message}")
+            fault = InternalError(f"decode worker {self._worker.ref.worker_id}: unreadable delta: {error.logged}")
             self.cancel(request_id)
             inbox.put_nowait(DecodeLost(request_id, fault))
             return

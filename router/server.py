@@ -42,6 +42,7 @@ from router.placement import Placement
 from router.pools import Pools
 from router.prompting import Prompter
 from router.rate_limits import RateLimits
+from router.prompt_log import heard, unheard
 from router.relief import relieve
 from router.retry_budget import RetryBudget
 from router.service import Inference
@@ -93,6 +94,7 @@ class RouterServer:
         flow = Flow(means, metrics, Advisor(config.disaggregation, clock, loads, cached, ways))
         gate = Gate(self._admission, self._limits)
         service = Inference(self._prompter, gate, flow, self._registry, clock, metrics)
+        service.listen = heard if config.access.log_prompts else unheard
         limits = FrontLimits(config.http.max_body_bytes, config.request_timeout_s)
         front = HttpFront(service, self._health.report, metrics, limits, new_id)
         self._doors = Doors(config)

@@ -26,6 +26,7 @@ from router.exchange import Ask, Piece
 from router.flow import Flow
 from router.gate import Gate
 from router.progress import Job
+from router.prompt_log import Listener, unheard
 from router.prompting import Prompter
 from router.registry import Registry
 
@@ -54,6 +55,7 @@ class Inference:
         self._registry = registry
         self._clock = clock
         self._metrics = metrics
+        self.listen: Listener = unheard  # hears what is asked and answered
 
     async def answer(self, ask: Ask, timeout_s: float) -> AsyncGenerator[Piece, None]:
         """The answers in pieces, each answer's last with an ending. It may take `timeout_s`; the ask itself may say less."""
@@ -70,7 +72,7 @@ class Inference:
                 answers = Answers(ask, job, times, self._making)
                 quota = entry.quota
                 try:
-                    async with aclosing(answers.pieces()) as pieces:
+                    async with aclosing(self.listen(ask, answers.pieces())) as pieces:
                         async for piece in pieces:
                             if piece.usage is not None and piece.ending is not None:
                                 outcome = piece.ending.reason.value

@@ -18,6 +18,8 @@ from typing import BinaryIO
 
 import jinja2
 
+from observability import lastwords
+from observability.log import configure_logging
 from router.chat_template import JsonValue, TemplateRefusal, compiled, rendered
 
 LENGTH_BYTES = 8
@@ -53,6 +55,8 @@ def _answer(request: Mapping[str, JsonValue], templates: dict[str, jinja2.Templa
 
 def main() -> None:
     """Take the bounds on memory from the command line, then serve stdin and stdout."""
+    configure_logging("template", "warning")
+    lastwords.install()
     max_memory_bytes = int(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the router's; we end when it does
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

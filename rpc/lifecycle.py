@@ -19,6 +19,7 @@ from contracts.clock import Clock
 from contracts.errors import ConfigError
 from contracts.worker import WorkerLoad, WorkerState
 from observability.log import get_logger
+from observability.private import reason
 from rpc.announce import Announcer
 from rpc.process import FatalError, StopSignals, abandon
 from rpc.server import RpcServer
@@ -142,7 +143,7 @@ class Lifecycle:
     def _raise_if_dead(self) -> None:
         if self._worker.fatal.done():
             cause = self._worker.fatal.result()
-            raise FatalError(f"the engine died: {type(cause).__name__}: {cause}") from cause
+            raise FatalError(f"the engine died: {reason(cause)}") from cause
 
     async def _leave(self) -> None:
         """Say NOT_SERVING and farewell, once; a registry that heard the farewell takes no later word from this life."""

@@ -26,7 +26,9 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from contracts.errors import ConfigError
+from observability import lastwords
 from observability.log import get_logger
+from observability.private import LoggableError
 from rpc.server import join_address
 
 log = get_logger(__name__)
@@ -34,19 +36,25 @@ T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1
 
 
-class FatalError(Exception):
+class FatalError(LoggableError):
     """The process cannot go on; `run_process` turns it into exit code 1."""
 
 
 def run_process(main: Callable[[], Coroutine[None, None, None]]) -> int:
     """Run `main` on uvloop and return the exit code: 0, 1 after a fatal error, 2 for a ConfigError."""
+
+
+    async def watched() -> None:
+        lastwords.watch(asyncio.get_running_loop())
+        await main()
+
     try:
-        uvloop.run(main())
+        uvloop.run(watched())
     except ConfigError as error:
         sys.stderr.write(f"error: {error.message}\n")
         return 2
     except FatalError as error:
-        log.error("fatal", error.__cause__, reason=str(error))
+        log.error("fatal", error.__cause__, reason=error)
         return 1
     except KeyboardInterrupt:  # a signal before the handlers stood
         return 130

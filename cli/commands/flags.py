@@ -9,6 +9,7 @@ import click
 
 from cli.options import ADVERTISE, DTYPE, LABEL, LOG_LEVEL, MODEL_DIR, NAME, PORT, SECONDS, SIZE, Decorated, option
 from kv_transfer.config import Integrity
+from observability import lastwords
 from observability.log import configure_logging
 from router.config import CanaryConfig
 from rpc.process import end_with_parent, run_process
@@ -174,11 +175,26 @@ prefix_caching_option = option(
 )
 
 
+log_prompts_option = option(
+    "--log-prompts",
+    section="Running",
+    is_flag=True,
+    help="Log what users ask and are answered, and all that errors say. Without it nothing of a request but numbers and ids "
+    "is logged.",
+)
+
+
 def run_service(
-    service: str, log_level: str, parent_pid: int | None, serve: Callable[[], Coroutine[None, None, None]]
+    service: str,
+    log_level: str,
+    parent_pid: int | None,
+    serve: Callable[[], Coroutine[None, None, None]],
+    *,
+    log_prompts: bool = False,
 ) -> int:
     """Run one service in this process until a signal; its exit code."""
-    configure_logging(service, log_level)
+    configure_logging(service, log_level, private=not log_prompts)
+    lastwords.install()
     if parent_pid is not None:
         end_with_parent(parent_pid)
     return run_process(serve)

@@ -34,7 +34,10 @@ def prefill(ctx: click.Context, /, **given: Unpack[WorkerFlags]) -> None:
     config = prefill_config(given)
     from prefill_service.main import serve  # the process that computes imports torch
 
-    ctx.exit(flags.run_service("prefill", given["log_level"], given["exit_with"], lambda: serve(config)))
+    code = flags.run_service(
+        "prefill", given["log_level"], given["exit_with"], lambda: serve(config), log_prompts=given["log_prompts"]
+    )
+    ctx.exit(code)
 
 
 apply(workerflags.OPTIONS, prefill)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
@@ -32,6 +33,7 @@ class RouterFlags(AdmissionFlags, DoorFlags, PolicyFlags, RegistryFlags, WayFlag
     drain_timeout: float
     exit_with: int | None
     log_level: str
+    log_prompts: bool
 
 
 OPTIONS = (
@@ -50,6 +52,7 @@ OPTIONS = (
     flags.drain_timeout_option,
     flags.exit_with_option,
     flags.service_log_level_option,
+    flags.log_prompts_option,
 )
 
 
@@ -61,7 +64,7 @@ def router_config(given: RouterFlags) -> RouterConfig:
         model_name=given["served_name"] or model_name(given["model"]),
         http=HttpConfig(host=given["host"], port=given["http_port"], max_body_bytes=given["max_body"], tls=opened.http),
         grpc=ServerConfig(host=given["host"], port=given["grpc_port"], advertise=given["advertise"], tls=opened.grpc),
-        access=opened.access,
+        access=replace(opened.access, log_prompts=given["log_prompts"]),
         admission=admission_config(given),
         limits=limits_config(given),
         policies=policy_config(given),
@@ -83,7 +86,10 @@ def router(ctx: click.Context, /, **given: Unpack[RouterFlags]) -> None:
     from router.main import serve
 
     config = router_config(given)
-    ctx.exit(flags.run_service("router", given["log_level"], given["exit_with"], lambda: serve(config)))
+    code = flags.run_service(
+        "router", given["log_level"], given["exit_with"], lambda: serve(config), log_prompts=given["log_prompts"]
+    )
+    ctx.exit(code)
 
 
 apply(OPTIONS, router)

@@ -10,6 +10,7 @@ Does not know how a process is kept alive; `cli.cluster` does.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
@@ -67,6 +68,7 @@ class UpFlags(AdmissionFlags, KeyFlags, PolicyFlags, RegistryFlags, WayFlags):
     ready_file: Path | None
     plain: bool
     log_level: str
+    log_prompts: bool
 
 
 OPTIONS = (
@@ -139,6 +141,7 @@ OPTIONS = (
     ),
     option("--plain", section="Running", is_flag=True, help="Lines instead of a table, on a terminal too."),
     flags.log_level_option,
+    flags.log_prompts_option,
 )
 
 
@@ -277,7 +280,7 @@ def up(**given: Unpack[UpFlags]) -> None:
         tls_dir=given["tls_dir"],
     )
     with wanted as security:
-        config = cluster_config(given, model_dir, security)
+        config = cluster_config(given, model_dir, replace(security, log_prompts=given["log_prompts"]))
         configure_logging("up", config.log_level)
         with make_display(plain=given["plain"]) as display:
             asyncio.run(run_cluster(config, Announcer(display, ready_file)))

@@ -47,6 +47,7 @@ class WorkerFlags(TlsFlags, RegistryFlags):
     drain_timeout: float
     exit_with: int | None
     log_level: str
+    log_prompts: bool
 
 
 OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
@@ -119,6 +120,7 @@ OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
     flags.drain_timeout_option,
     flags.exit_with_option,
     flags.service_log_level_option,
+    flags.log_prompts_option,
 )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from observability.log import get_logger
+from observability.private import reason
 from router.policies.interface import Candidate, Policy, Query
 from router.policies.load import LeastLoaded
 
@@ -29,12 +30,12 @@ class GuardedPolicy:
         try:
             chosen = self._policy.choose(candidates, query)
         except Exception as error:  # noqa: BLE001 - anybody's code runs here, and this request can still be served
-            return self._instead(candidates, query, f"{type(error).__name__}: {error}")
+            return self._instead(candidates, query, f"{type(error).__name__}: {reason(error)}")
         if not any(chosen is candidate for candidate in candidates):
             return self._instead(candidates, query, f"it returned {type(chosen).__name__}, none of the candidates")
         return chosen
 
-    def _instead(self, candidates: Sequence[Candidate], query: Query, reason: str) -> Candidate:
-        log.error("policy failed; the least loaded worker is taken", policy=self._name, reason=reason)
+    def _instead(self, candidates: Sequence[Candidate], query: Query, why: str) -> Candidate:
+        log.error("policy failed; the least loaded worker is taken", policy=self._name, reason=why)
         self._on_fault()
         return self._fallback.choose(candidates, query)
