@@ -40,9 +40,9 @@ from router.model_card import load_model_card
 from router.pairs import PairBook
 from router.placement import Placement
 from router.pools import Pools
+from router.prompt_log import heard, unheard
 from router.prompting import Prompter
 from router.rate_limits import RateLimits
-from router.prompt_log import heard, unheard
 from router.relief import relieve
 from router.retry_budget import RetryBudget
 from router.service import Inference
