@@ -19,6 +19,7 @@
     │   ├── NoRoom                    RESOURCE_EXHAUSTED    yes
     │   ├── UnknownHandoff            NOT_FOUND             yes
     │   ├── TransferFailed            UNAVAILABLE           yes
+    │   ├── NotOfThisCluster          UNAVAILABLE           yes     the other process does not prove that it knows our secret
     │   └── DigestMismatch            FAILED_PRECONDITION   yes
     ├── ConfigError                   (CLI: one line, exit 2)
     │   └── ModelLoadError
@@ -85,6 +86,14 @@ class InvalidRequest(DiptychError):
     def logged(self) -> str:
         """Field and value may be the client's own words."""
         return type(self).__name__
+
+    def at(self, field: str) -> InvalidRequest:
+        """The same, of a field that is deeper in what the client sent."""
+        moved = InvalidRequest(field, None, self.limit)
+        moved.value = self.value
+        moved.message = f"{field}: got {self.value}, {self.limit}"
+        moved.args = (moved.message,)
+        return moved
 
 
 class ModelNotFound(DiptychError):
@@ -236,6 +245,14 @@ class TransferFailed(HandoffError):
 
 class DigestMismatch(HandoffError):
     """Bytes arrived, but not those that were sent: the blocks are worth nothing, another push may go well."""
+
+
+class NotOfThisCluster(HandoffError):
+    """Another process does not prove that it knows the cluster's secret: a stranger, one that was started with another
+    secret or none, or a call that was altered or is said again. Nothing was done for it.
+    """
+
+    code = ErrorCode.UNAVAILABLE
 
 
 class ConfigError(DiptychError):
