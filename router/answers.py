@@ -1,13 +1,13 @@
-"""The answers to one request: n continuations of one prompt, which is computed once.
+"""The answers to one request: n continuations of each of its prompts, which is computed once.
 
     first  ──▶ piece, piece, … , piece(ending)            alone until its prompt's KV is in the prefix caches of its workers:
                                                           the commit, or its first token where one worker runs all of it
     others      └── start ──▶ piece, … , piece(ending)    then beside it, on the same workers where those have room
 
 A continuation after the first recomputes at most the prompt's last block; where its workers differ, or have forgotten the
-prompt, it computes more and answers the same. Each has a seed of its own, `derived_seed`, the first the request's: it gives
-the answer that n = 1 would. The first error of any ends all. Pieces of one answer are in order, and nobody's next piece is
-made before the last one was taken. Does not know fronts, permits or workers.
+prompt, it computes more and answers the same. Prompts do not wait for each other. Each has a seed of its own, `derived_seed`,
+the first the request's: it gives the answer that n = 1 would. The first error of any ends all. Pieces of one answer are in
+order, and nobody's next piece is made before the last one was taken. Does not know fronts, permits or workers.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Answer:
         self.num_tokens = 0  # that were given
         self._prompt_only = ask.prompt_only
         self._making = making
-        text = making.tokenizer.text_stream(ask.skip_special_tokens)
+        text = making.tokenizer.text_stream(ask.skip_special_tokens, ask.marks)
         self._wording = Wording(text, ask.stop, ask.include_stop, ask.sampling.min_tokens)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
@@ -129,40 +129,47 @@ class Answer:
 
 
 class Answers:
-    """All answers of one request. `pieces` may be used once."""
+    """All answers of one request, to each of its prompts. `pieces` may be used once."""
 
-    def __init__(self, ask: Ask, job: Job, times: Times, making: Making) -> None:
-        """`times` become those of the first; it has arrived, was admitted and is tokenised."""
-        first = making.flow.start(job)
-        self.first = Answer(0, ask, first, times, making)
-        self.others: list[Answer] = []
-        for index in range(1, ask.n):
-            progress = making.flow.start(_beside(job, index), beside=first)
-            own = Times(times.arrived, times.admitted, times.tokenised)
-            self.others.append(Answer(index, ask, progress, own, making))
+    def __init__(self, ask: Ask, jobs: Sequence[Job], times: Times, making: Making) -> None:
+        """A job for each prompt. `times` become those of the first answer; it has arrived, was admitted and is tokenised."""
+        self._firsts: list[Answer] = []  # of each prompt
+        self.all: list[Answer] = []  # in the order of their index
+        for job in jobs:
+            for index in range(ask.n):
+                first = None if index == 0 else self._firsts[-1].progress
+                progress = making.flow.start(_nth(job, index, len(self.all), seeded=ask.seeded), beside=first)
+                own = Times(times.arrived, times.admitted, times.tokenised) if self.all else times
+                answer = Answer(len(self.all), ask, progress, own, making)
+                self.all.append(answer)
+                if first is None:
+                    self._firsts.append(answer)
 
     @property
-    def all(self) -> Sequence[Answer]:
-        """Every answer, in the order of its index."""
-        return (self.first, *self.others)
+    def first(self) -> Answer:
+        """The one with index 0."""
+        return self.all[0]
 
     @property
     def usage(self) -> Usage:
-        """The prompt counted once, and what was given of all answers."""
-        progress = self.first.progress
+        """Each prompt counted once, and what was given of all answers."""
         num_given = sum(answer.num_tokens for answer in self.all)
-        return Usage(len(progress.job.prompt_token_ids), num_given, progress.num_cached_tokens)
+        num_cached = sum(answer.progress.num_cached_tokens for answer in self._firsts)
+        return Usage(self._num_prompt_tokens, num_given, num_cached)
 
     @property
     def took(self) -> tuple[int, int]:
-        """Tokens that were worked on so far: of the prompt, and of all answers together."""
-        made = sum(len(answer.progress.token_ids) for answer in self.all)
-        return len(self.first.progress.job.prompt_token_ids), made
+        """Tokens that were worked on so far: of the prompts, and of all answers together."""
+        return self._num_prompt_tokens, sum(len(answer.progress.token_ids) for answer in self.all)
+
+    @property
+    def _num_prompt_tokens(self) -> int:
+        return sum(len(answer.progress.job.prompt_token_ids) for answer in self._firsts)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """The pieces of all answers as they come; the last of them has the usage. Close it to cancel everything at once."""
         num_running = len(self.all)
-        pieces = self._together() if self.others else self.first.pieces()
+        pieces = self._together() if len(self.all) > 1 else self.first.pieces()
         async with aclosing(pieces):
             async for piece in pieces:
                 if piece.ending is not None:
@@ -171,8 +178,7 @@ class Answers:
 
     async def _together(self) -> AsyncGenerator[Piece, None]:
         made: asyncio.Queue[_Made | Exception] = asyncio.Queue()
-        cached = self.first.progress.prompt_cached
-        tasks = [asyncio.ensure_future(_make(answer, made, cached)) for answer in self.all]
+        tasks = [asyncio.ensure_future(_make(answer, made)) for answer in self.all]
         num_running = len(tasks)
         try:
             while num_running:
@@ -197,15 +203,16 @@ class _Made:
     taken: asyncio.Event
 
 
-async def _make(answer: Answer, made: asyncio.Queue[_Made | Exception], cached: asyncio.Event) -> None:
-    """Run one answer; `cached` lets the others begin."""
+async def _make(answer: Answer, made: asyncio.Queue[_Made | Exception]) -> None:
+    """Run one answer; one that is not its prompt's first begins when that prompt is cached."""
     try:
-        if answer.index > 0:
-            await cached.wait()
+        beside = answer.progress.beside
+        if beside is not None:
+            await beside.prompt_cached.wait()
         async with aclosing(answer.pieces()) as pieces:
             async for piece in pieces:
                 if piece.ending is not None:  # it may have ended at its first token, and was handed to nobody
-                    cached.set()
+                    answer.progress.prompt_cached.set()
                 taken = asyncio.Event()
                 made.put_nowait(_Made(piece, taken))
                 await taken.wait()
@@ -213,7 +220,9 @@ async def _make(answer: Answer, made: asyncio.Queue[_Made | Exception], cached: 
         made.put_nowait(error)
 
 
-def _beside(job: Job, index: int) -> Job:
-    """The job of a later answer. The prompt's log-probabilities come with the first: only computing gives them."""
-    seed = derived_seed(job.sampling.seed, index)
-    return replace(job, sampling=replace(job.sampling, seed=seed, prompt_logprobs=None))
+def _nth(job: Job, index: int, index_of_all: int, *, seeded: bool) -> Job:
+    """The job of answer `index` to its prompt. The prompt's log-probabilities come with the first: only computing gives them."""
+    if index_of_all == 0:
+        return job
+    sampling = replace(job.sampling, seed=derived_seed(job.sampling.seed, index if seeded else index_of_all))
+    return replace(job, sampling=sampling if index == 0 else replace(sampling, prompt_logprobs=None))

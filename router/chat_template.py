@@ -98,10 +98,6 @@ class ChatTemplate:
         except RecursionError as error:
             raise ModelLoadError("chat template: it is nested too deeply") from error
 
-    def knows(self, word: str) -> bool:
-        """Whether the template ever says this word, the name of a variable or of a field: it does nothing with others."""
-        return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", self.source) is not None
-
     def render(self, conversation: Conversation) -> str:
         """The prompt's text, in this process and without bounds. Raises InvalidRequest with the template's own words."""
         try:
@@ -114,6 +110,11 @@ class ChatTemplate:
     @cached_property
     def _compiled(self) -> jinja2.Template:
         return compiled(self.source)
+
+
+def says(source: str, word: str) -> bool:
+    """Whether a template ever says this word, the name of a variable or of a field: it does nothing with others."""
+    return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", source) is not None
 
 
 def template_variables(conversation: Conversation, special_tokens: Mapping[str, str]) -> dict[str, JsonValue]:

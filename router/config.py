@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from contracts.errors import ConfigError
+from contracts.secret import ClusterSecret
 from registry.config import RedisConfig
 from rpc.channel import ChannelConfig
 from rpc.server import ServerConfig
@@ -37,11 +38,22 @@ class HttpConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ChatConfig:
+    """How conversations are read and answered. `tool_call_parser` is how the model writes calls of tools: a name of
+    `router.toolcalls.dialects`, "auto" for what its chat template tells, "none" for no tools.
+    """
+
+    tool_call_parser: str = "auto"
+    trust_request_chat_template: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class AccessConfig:
     """Who may come in, and how the router shows itself to workers.
 
     `api_keys` is a key file (`router.keys`); None lets everybody in. `workers` is where workers announce themselves; None is
     the gRPC port. `tls` is what the router reaches workers with. With keys, /metrics asks for one only if `protect_metrics`.
+    `secret` is what processes of the cluster prove to each other that they know; None believes whoever reaches a port.
     `log_prompts` writes what users ask and are answered to the log.
     """
 
@@ -49,6 +61,7 @@ class AccessConfig:
     protect_metrics: bool = False
     workers: ServerConfig | None = None
     tls: TlsConfig | None = None
+    secret: ClusterSecret | None = None
     log_prompts: bool = False
 
 
@@ -237,6 +250,7 @@ class RouterConfig:
     model_dir: Path
     model_name: str
     http: HttpConfig = field(default_factory=HttpConfig)
+    chat: ChatConfig = field(default_factory=ChatConfig)
     grpc: ServerConfig = field(default_factory=lambda: ServerConfig(port=50051))
     channel: ChannelConfig = field(default_factory=ChannelConfig)
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)

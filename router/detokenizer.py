@@ -69,16 +69,20 @@ class ByteVocabulary:
 class ByteLevelStream:
     """Exact and incremental: the bytes of all tokens through one UTF-8 decoder."""
 
-    def __init__(self, vocabulary: ByteVocabulary, skip_special_tokens: bool) -> None:
+    def __init__(
+        self, vocabulary: ByteVocabulary, skip_special_tokens: bool, kept: frozenset[int] = frozenset()
+    ) -> None:
+        """`kept` are special tokens that are text all the same."""
         self._vocabulary = vocabulary
         self._skip_special = skip_special_tokens
+        self._kept = kept
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_ids: Sequence[int]) -> str:
         """See TextStream."""
         vocabulary = self._vocabulary
         if self._skip_special:
-            token_ids = [t for t in token_ids if not vocabulary.is_special(t)]
+            token_ids = [t for t in token_ids if not vocabulary.is_special(t) or t in self._kept]
         return self._decoder.decode(b"".join(map(vocabulary.token_bytes, token_ids)))
 
     def flush(self) -> str:
@@ -94,9 +98,12 @@ class WindowStream:
     was sent by then stays as it was, and the new tokens are decoded by themselves.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, kept: frozenset[int] = frozenset()) -> None:
+        """`kept` are special tokens that are text all the same."""
         self._tokenizer = tokenizer
-        self._skip_special = skip_special_tokens
+        # With some kept, the library is not told to leave special tokens out: it would leave out all.
+        self._left_out = special_ids(tokenizer) - kept if skip_special_tokens and kept else frozenset()
+        self._skip_special = skip_special_tokens and not kept
         self._context: list[int] = []
         self._context_text = ""
         self._window: list[int] = []
@@ -104,7 +111,7 @@ class WindowStream:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """See TextStream."""
-        return "".join(map(self._push_one, token_ids))
+        return "".join(self._push_one(t) for t in token_ids if t not in self._left_out)
 
     def flush(self) -> str:
         """See TextStream."""

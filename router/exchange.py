@@ -50,14 +50,17 @@ class ChatPrompt:
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
-MAX_ANSWERS = 128  # answers to one prompt
+MAX_ANSWERS = 128  # in one request, to all its prompts
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One prompt and how to answer it, `n` times. Raises InvalidRequest when `n` is not from 1 to MAX_ANSWERS.
+    """One prompt, or several, and how to answer each `n` times. Raises InvalidRequest for other than 1 to MAX_ANSWERS in all.
 
+    Answer i to prompt p has the index p * n + i. `seeded` says that the client gave the seed, so that each prompt has the
+    answers that it has alone; else all answers have seeds of their own. `truncate_prompt` keeps only a prompt's last tokens,
+    -1 those that leave room for the answer. `marks` are special tokens that count as text.
     With `fill_context`, sampling.max_tokens is not the client's: it is set to what the context leaves, at most
     `fill_at_most`. With `prompt_only` the answer is empty: the one token that ends computing the prompt is not given.
     `session` is whatever the client calls the conversation that this belongs to, for policies that keep it in one place.
@@ -67,7 +70,10 @@ class Ask:
 
     request_id: str
     prompt: Prompt
+    more_prompts: tuple[Prompt, ...] = ()
     sampling: SamplingParams
+    seeded: bool = True
+    truncate_prompt: int | None = None
     n: int = 1
     model: str = ""
     fill_context: bool = False
@@ -76,12 +82,23 @@ class Ask:
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
+    marks: tuple[str, ...] = ()
     priority: int = 0
     route: Route | None = None
     timeout_s: float | None = None
     traceparent: str = ""
     session: str = ""
     caller: Caller = ANYBODY
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        """All of them, in order."""
+        return (self.prompt, *self.more_prompts)
+
+    @property
+    def num_answers(self) -> int:
+        """Answers to all prompts together."""
+        return self.n * len(self.prompts)
 
     @property
     def session_key(self) -> str:
@@ -91,13 +108,20 @@ class Ask:
     def __post_init__(self) -> None:
         if not 1 <= self.n <= MAX_ANSWERS:
             raise InvalidRequest("n", self.n, f"must be from 1 to {MAX_ANSWERS}")
+        if self.num_answers > MAX_ANSWERS:
+            asked = f"{len(self.prompts)} prompts, each answered {self.n} times"
+            raise InvalidRequest("prompt", asked, f"at most {MAX_ANSWERS} answers in one request")
+        if self.truncate_prompt is not None and self.truncate_prompt != -1 and self.truncate_prompt < 1:
+            raise InvalidRequest(
+                "truncate_prompt_tokens", self.truncate_prompt, "must be at least 1, or -1 for what fits"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one request: the prompt once, all its answers together.
+    """Token counts of one request: each prompt once, all answers together.
 
-    `cached_tokens` are prompt tokens found in a prefix cache when the prompt was computed, for the first answer.
+    `cached_tokens` are prompt tokens found in a prefix cache when a prompt was computed, for its first answer.
     """
 
     prompt_tokens: int
@@ -122,8 +146,8 @@ class Piece:
 
     Text may lag behind its tokens (half a character, the beginning of a stop string). `logprobs` is empty or as long as
     `token_ids`. `prompt_token_ids` come with each answer's first piece, `prompt_logprobs` when asked for with that of
-    answer 0, which is the first of all. `usage` comes with the last piece of all, `quota` with the first where the caller has
-    limits.
+    its prompt's first answer, which is the first of that prompt. `usage` comes with the last piece of all, `quota` with the
+    first where the caller has limits.
     """
 
     text: str

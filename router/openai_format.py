@@ -26,9 +26,9 @@ _ENCODER = msgspec.json.Encoder()
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The prompt comes before the answer: as the text that was given, or None for what its tokens say."""
+    """The prompt comes before the answer: as the text that was given, or None for what its tokens say; one for each prompt."""
 
-    text: str | None
+    texts: tuple[str | None, ...]
     skip_special_tokens: bool = True
 
 
@@ -47,6 +47,9 @@ class Frame:
     logprobs: bool = False
     prompt_logprobs: bool = False
     echo: Echo | None = None
+    per_prompt: int = 1  # answers to each prompt
+    stop_token_ids: frozenset[int] = frozenset()  # that the client named: one that ends an answer is told
+    running_usage: bool = False
 
 
 class Format(Protocol):
@@ -73,23 +76,39 @@ class ChatFormat:
         self._common = _chunk_common(frame, "chat.completion.chunk")
         self._heads: dict[int, bytes] = {}  # of the answers that have begun
         self._tail = _chunk_tail(frame)
+        self._usage = _RunningUsage() if frame.running_usage else None
 
     def chunk(self, piece: Piece) -> bytes:
         """The text of one piece; an answer's first comes behind its opening, its last has finish_reason."""
         frame = self._frame
-        opening = b"" if piece.index in self._heads else self._opening(piece)
+        opening = b"" if piece.index in self._heads else self.opening(piece)
         logprobs = render(chat_logprobs(frame.tokenizer, piece)) if frame.logprobs else b"null"
         delta = b'"delta":{"content":' + render(piece.text) + b'},"logprobs":' + logprobs
-        return opening + self._heads[piece.index] + delta + _choice_end(frame, piece) + self._tail
+        tail = self._tail if self._usage is None else self._usage.tail(piece)
+        return opening + self._heads[piece.index] + delta + _choice_end(frame, piece) + tail
 
-    def _opening(self, piece: Piece) -> bytes:
-        """The role; with return_token_ids also the prompt's ids."""
+    def delta_chunk(self, piece: Piece, delta: Mapping[str, Json], reason: str | None) -> bytes:
+        """As `chunk`, with another delta than the piece's text, and another reason to end than the piece's."""
+        frame = self._frame
+        opening = b"" if self.has_begun(piece.index) else self.opening(piece)
+        logprobs = render(chat_logprobs(frame.tokenizer, piece)) if frame.logprobs else b"null"
+        shown = b'"delta":' + render(delta) + b',"logprobs":' + logprobs
+        tail = self._tail if self._usage is None else self._usage.tail(piece)
+        return opening + self._heads[piece.index] + shown + _choice_end(frame, piece, reason) + tail
+
+    def has_begun(self, index: int) -> bool:
+        """Whether an answer's opening was said."""
+        return index in self._heads
+
+    def opening(self, piece: Piece) -> bytes:
+        """An answer's first chunk: the role; with return_token_ids also the prompt's ids."""
         head = self._heads[piece.index] = _chunk_head(self._common, piece.index)
         extra = b""
         if self._frame.token_ids:
             extra = b',"prompt_token_ids":' + render(piece.prompt_token_ids)
         delta = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
-        return head + delta + extra + self._tail
+        tail = self._tail if self._usage is None else self._usage.before(piece)
+        return head + delta + extra + tail
 
     def closing(self, usage: Usage) -> bytes:
         """Usage, when asked for."""
@@ -97,26 +116,35 @@ class ChatFormat:
 
     def whole(self, answers: Sequence[Piece]) -> bytes:
         """See Format."""
+        return self.whole_of(answers, [(_message(answer.text), None) for answer in answers])
+
+    def whole_of(self, answers: Sequence[Piece], messages: Sequence[tuple[dict[str, Json], str | None]]) -> bytes:
+        """The body with these messages, and reasons to end where they are not the answers' own."""
         frame, first = self._frame, answers[0]
-        body = _body(frame, "chat.completion", [self._choice(answer) for answer in answers], answers)
+        choices = [self._choice(answer, *message) for answer, message in zip(answers, messages, strict=True)]
+        body = _body(frame, "chat.completion", choices, answers)
         if frame.token_ids:
             body["prompt_token_ids"] = first.prompt_token_ids
         if frame.prompt_logprobs:
             body["prompt_logprobs"] = prompt_logprobs(frame.tokenizer, first.prompt_logprobs)
         return render(body)
 
-    def _choice(self, answer: Piece) -> dict[str, Json]:
+    def _choice(self, answer: Piece, message: dict[str, Json], reason: str | None) -> dict[str, Json]:
         frame, ending = self._frame, _ended(answer)
         choice: dict[str, Json] = {
             "index": answer.index,
-            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "message": message,
             "logprobs": chat_logprobs(frame.tokenizer, answer) if frame.logprobs else None,
-            "finish_reason": ending.reason.value,
-            "stop_reason": ending.stop,
+            "finish_reason": reason or ending.reason.value,
+            "stop_reason": _stop_reason(frame, ending),
         }
         if frame.token_ids:
             choice["token_ids"] = answer.token_ids
         return choice
+
+
+def _message(text: str) -> dict[str, Json]:
+    return {"role": "assistant", "content": text, "refusal": None}
 
 
 _Entry = tuple[int, TokenLogprob | None]
@@ -148,8 +176,9 @@ class CompletionFormat:
         self._frame = frame
         self._common = _chunk_common(frame, "text_completion")
         self._begun: dict[int, _Begun] = {}
-        self._echoed: _Echoed | None = None
+        self._echoed: dict[int, _Echoed] = {}  # by prompt
         self._tail = _chunk_tail(frame)
+        self._usage = _RunningUsage() if frame.running_usage else None
 
     def chunk(self, piece: Piece) -> bytes:
         """The text of one piece; an answer's first has the prompt's ids if asked for, its last has finish_reason."""
@@ -160,7 +189,8 @@ class CompletionFormat:
         begun = self._begin(piece)
         logprobs = render(self._logprobs([*echoed.entries, *_entries(piece)], begun)) if frame.logprobs else b"null"
         text = b'"text":' + render(echoed.text + piece.text) + b',"logprobs":' + logprobs + prompt_ids
-        return begun.head + text + _choice_end(frame, piece) + self._tail
+        tail = self._tail if self._usage is None else self._usage.tail(piece)
+        return begun.head + text + _choice_end(frame, piece) + tail
 
     def closing(self, usage: Usage) -> bytes:
         """Usage, when asked for."""
@@ -168,9 +198,10 @@ class CompletionFormat:
 
     def whole(self, answers: Sequence[Piece]) -> bytes:
         """See Format."""
-        frame, first = self._frame, answers[0]
+        frame = self._frame
         choices = [self._choice(answer) for answer in answers]
-        for choice in choices:
+        for answer, choice in zip(answers, choices, strict=True):
+            first = answers[answer.index - answer.index % frame.per_prompt]
             if frame.token_ids:
                 choice["prompt_token_ids"] = first.prompt_token_ids
             if frame.prompt_logprobs:
@@ -185,7 +216,7 @@ class CompletionFormat:
             "text": echoed.text + answer.text,
             "logprobs": self._logprobs(entries, self._begin(answer)) if frame.logprobs else None,
             "finish_reason": ending.reason.value,
-            "stop_reason": ending.stop,
+            "stop_reason": _stop_reason(frame, ending),
         }
         if frame.token_ids:
             choice["token_ids"] = answer.token_ids
@@ -196,12 +227,14 @@ class CompletionFormat:
         echo = self._frame.echo
         if echo is None or piece.index in self._begun:
             return _NO_ECHO
-        if self._echoed is None:  # the first piece of all, which brings what is known of the prompt
-            ids = piece.prompt_token_ids
-            text = self._frame.tokenizer.decode(ids, echo.skip_special_tokens) if echo.text is None else echo.text
+        prompt = piece.index // self._frame.per_prompt
+        if prompt not in self._echoed:  # this prompt's first piece, which brings what is known of it
+            ids, text = piece.prompt_token_ids, echo.texts[prompt]
+            if text is None:
+                text = self._frame.tokenizer.decode(ids, echo.skip_special_tokens)
             entries = tuple(zip(ids, piece.prompt_logprobs, strict=True)) if self._frame.logprobs else ()
-            self._echoed = _Echoed(text, entries)
-        return self._echoed
+            self._echoed[prompt] = _Echoed(text, entries)
+        return self._echoed[prompt]
 
     def _begin(self, piece: Piece) -> _Begun:
         if piece.index not in self._begun:
@@ -336,15 +369,46 @@ def _chunk_head(common: bytes, index: int) -> bytes:
     return common + b',"choices":[{"index":' + render(index) + b","
 
 
-def _choice_end(frame: Frame, piece: Piece) -> bytes:
-    """From finish_reason to the end of choices, and our own account behind it."""
+def _choice_end(frame: Frame, piece: Piece, reason: str | None = None) -> bytes:
+    """From finish_reason, `reason` or the piece's own, to the end of choices, and our own account behind it."""
     ids = b',"token_ids":' + render(piece.token_ids) if frame.token_ids else b""
     ending = piece.ending
     if ending is None:
         return b',"finish_reason":null' + ids + b"}]"
-    reason = b',"finish_reason":' + render(ending.reason.value) + b',"stop_reason":' + render(ending.stop)
+    end = (
+        b',"finish_reason":'
+        + render(reason or ending.reason.value)
+        + b',"stop_reason":'
+        + render(_stop_reason(frame, ending))
+    )
     account = b',"diptych":' + render(diptych_json(ending)) if frame.stages else b""
-    return reason + ids + b"}]" + account
+    return end + ids + b"}]" + account
+
+
+class _RunningUsage:
+    """vLLM's continuous_usage_stats: each chunk of an answer says its prompt's tokens and its own so far."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, tuple[int, int]] = {}
+
+    def before(self, piece: Piece) -> bytes:
+        """The end of a chunk that opens an answer."""
+        return self._tail(len(piece.prompt_token_ids), 0)
+
+    def tail(self, piece: Piece) -> bytes:
+        """The end of this piece's chunk."""
+        num_prompt, num_given = self._counts.get(piece.index, (len(piece.prompt_token_ids), 0))
+        num_given += len(piece.token_ids)
+        self._counts[piece.index] = num_prompt, num_given
+        return self._tail(num_prompt, num_given)
+
+    def _tail(self, num_prompt: int, num_given: int) -> bytes:
+        counts = {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_given,
+            "total_tokens": num_prompt + num_given,
+        }
+        return b',"usage":' + render(counts) + b"}\n\n"
 
 
 def _chunk_tail(frame: Frame) -> bytes:
@@ -377,6 +441,12 @@ def _body(frame: Frame, kind: str, choices: list[dict[str, Json]], answers: Sequ
             for choice, account in zip(choices, accounts, strict=True):
                 choice["diptych"] = account
     return body
+
+
+def _stop_reason(frame: Frame, ending: Ending) -> str | int | None:
+    """As vLLM: the stop string or token that the client named; nothing at the end of text."""
+    named = isinstance(ending.stop, str) or ending.stop in frame.stop_token_ids
+    return ending.stop if named else None
 
 
 def _ended(answer: Piece) -> Ending:

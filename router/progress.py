@@ -86,7 +86,7 @@ class Progress:
         self._end: DiptychError | None = None  # what `fail` raised: it may come by again, and is no other failure
         self.avoid: set[WorkerRef] = set()
         self.at: dict[WorkerKind, WorkerRef] = {}
-        self._beside = beside
+        self.beside = beside
         self._clock = clock
         self._retry = retry
         self._budget = budget
@@ -105,7 +105,7 @@ class Progress:
 
     def near(self, kind: WorkerKind) -> WorkerRef | None:
         """The worker of this pool that most likely has the prompt's KV, if another answer to it told."""
-        return None if self._beside is None else self._beside.at.get(kind)
+        return None if self.beside is None else self.beside.at.get(kind)
 
     def request(self, request_id: str) -> GenerationRequest:
         """What the next attempt runs: the prompt, the tokens so far, the same seed."""

@@ -20,7 +20,7 @@ from contracts.errors import RateLimited
 from observability.log import get_logger
 from router.caller import Caller
 from router.config import LimitsConfig
-from router.exchange import Ask, ChatPrompt, TextPrompt, TokenPrompt
+from router.exchange import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from router.limits import Buckets, Kind, Rate, Wanted
 from router.quota import Quota
 
@@ -50,7 +50,7 @@ class Estimator:
             return max(1.0, prompt_tokens(ask))
         bound = ask.fill_at_most if ask.fill_context else ask.sampling.max_tokens
         answer = self._answer if bound is None else float(bound) if not ask.fill_context else min(bound, self._answer)
-        return max(1.0, prompt_tokens(ask) + answer * ask.n)
+        return max(1.0, prompt_tokens(ask) + answer * ask.num_answers)
 
     def ended(self, num_tokens: float) -> None:
         """Answers had so many tokens each."""
@@ -58,8 +58,12 @@ class Estimator:
 
 
 def prompt_tokens(ask: Ask) -> float:
-    """About how many tokens the prompt has."""
-    match ask.prompt:
+    """About how many tokens the prompts have."""
+    return sum(map(_length, ask.prompts))
+
+
+def _length(prompt: Prompt) -> float:
+    match prompt:
         case TokenPrompt(token_ids):
             return float(len(token_ids))
         case TextPrompt(text):

@@ -33,7 +33,8 @@ from router.gate import Gate
 from router.grpc_front import InferenceServicer, RegistryServicer
 from router.halt import Halt
 from router.health import Health
-from router.http_front import FrontLimits, HttpFront
+from router.http_body import FrontLimits
+from router.http_front import HttpFront
 from router.limits import LocalBuckets
 from router.membership import Membership, reprieve
 from router.model_card import load_model_card
@@ -96,7 +97,7 @@ class RouterServer:
         service = Inference(self._prompter, gate, flow, self._registry, clock, metrics)
         service.listen = heard if config.access.log_prompts else unheard
         limits = FrontLimits(config.http.max_body_bytes, config.request_timeout_s)
-        front = HttpFront(service, self._health.report, metrics, limits, new_id)
+        front = HttpFront(service, self._health.report, metrics, limits, new_id, config.chat)
         self._doors = Doors(config)
         servicer = InferenceServicer(service, config.request_timeout_s, new_id, self._doors.doorkeeper)
         self._doors.serve(front.app, servicer, RegistryServicer(self._registry))

@@ -22,7 +22,7 @@ from observability.log import get_logger
 from observability.metrics import RequestSample, RouterMetrics
 from observability.stages import StageTimes
 from router.answers import Answers, Making, Times
-from router.exchange import Ask, Piece
+from router.exchange import Ask, Piece, Prompt
 from router.flow import Flow
 from router.gate import Gate
 from router.progress import Job
@@ -67,9 +67,9 @@ class Inference:
             deadline = times.arrived + (timeout_s if ask.timeout_s is None else min(timeout_s, ask.timeout_s))
             async with self._gate.enter(ask, deadline) as entry:
                 times.admitted = self._clock.now()
-                job = await self._tokenise(ask, deadline)
+                jobs = await self._tokenise(ask, deadline)
                 times.tokenised = self._clock.now()
-                answers = Answers(ask, job, times, self._making)
+                answers = Answers(ask, jobs, times, self._making)
                 quota = entry.quota
                 try:
                     async with aclosing(self.listen(ask, answers.pieces())) as pieces:
@@ -92,7 +92,7 @@ class Inference:
                 request_id=ask.request_id,
                 outcome=sample.outcome,
                 route=sample.route,
-                answers=ask.n,
+                answers=ask.num_answers,
                 prompt_tokens=sample.num_prompt_tokens,
                 cached_tokens=sample.num_cached_tokens,
                 output_tokens=sample.num_output_tokens,
@@ -131,9 +131,20 @@ class Inference:
             self.card.vocab_size
         )
 
-    async def _tokenise(self, ask: Ask, deadline: float) -> Job:
-        token_ids = await self.prompter.token_ids(ask.prompt)
+    async def _tokenise(self, ask: Ask, deadline: float) -> list[Job]:
+        jobs: list[Job] = []
+        for index, prompt in enumerate(ask.prompts):
+            try:
+                jobs.append(await self._job(ask, prompt, deadline))
+            except InvalidRequest as error:
+                if ask.more_prompts and error.field == "prompt":
+                    raise error.at(f"prompt.{index}") from error
+                raise
+        return jobs
+
+    async def _job(self, ask: Ask, prompt: Prompt, deadline: float) -> Job:
         context = self.max_model_len()
+        token_ids = _truncated(ask, await self.prompter.token_ids(prompt), context)
         sampling = self._bounded(ask, len(token_ids), context)
         GenerationRequest(ask.request_id, token_ids, sampling).validate(self.card.vocab_size, context)
         return Job(
@@ -177,8 +188,8 @@ class Inference:
             route=progress.route.value,
             e2e_s=now - times.arrived,
             ttft_s=None if first is None else first - times.arrived,
-            num_prompt_tokens=len(progress.job.prompt_token_ids),
-            num_cached_tokens=progress.num_cached_tokens,
+            num_prompt_tokens=answers.usage.prompt_tokens,
+            num_cached_tokens=answers.usage.cached_tokens,
             num_output_tokens=sum(lengths),
             num_longest_tokens=max(lengths),
             max_tokens=progress.job.sampling.max_tokens,
@@ -186,6 +197,13 @@ class Inference:
             handoffs=tuple(c.progress.handoff for c in answers.all if c.progress.handoff is not None),
             num_failed_handoffs=sum(c.progress.num_handoff_failures for c in answers.all),
         )
+
+
+def _truncated(ask: Ask, token_ids: tuple[int, ...], context: int) -> tuple[int, ...]:
+    keep = ask.truncate_prompt
+    if keep == -1:
+        keep = max(1, context - (1 if ask.fill_context else ask.sampling.max_tokens))
+    return token_ids if keep is None else token_ids[-keep:]
 
 
 def _nothing_ran(outcome: str, e2e_s: float) -> RequestSample:

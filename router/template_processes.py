@@ -172,4 +172,4 @@ class _Child:
 
 def _spawn(command: list[str], line: socket.socket) -> subprocess.Popen[bytes]:
     """About 1 ms, and in this thread: one in another could outlive whoever waits for it."""
-    return subprocess.Popen(command, stdin=line, stdout=line)
+    return subprocess.Popen(command, stdin=line.fileno(), stdout=line.fileno())

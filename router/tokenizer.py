@@ -38,15 +38,17 @@ class Tokenizer:
 
         Raises InvalidRequest when the model has no template or the template refuses.
         """
-        if sum(len(m.content) for m in conversation.messages) > _THREAD_ABOVE:
+        if sum(len(m.content or "") for m in conversation.messages) > _THREAD_ABOVE:
             return await asyncio.to_thread(self._render_and_encode, conversation, add_special_tokens)
         return self._render_and_encode(conversation, add_special_tokens)
 
-    def text_stream(self, skip_special_tokens: bool) -> TextStream:
-        """A new incremental detokenizer for one answer."""
+    def text_stream(self, skip_special_tokens: bool, marks: Sequence[str] = ()) -> TextStream:
+        """A new incremental detokenizer for one answer. `marks` are special tokens that are text all the same."""
+        ids = (self._hf.token_to_id(mark) for mark in marks)
+        kept = frozenset(token_id for token_id in ids if token_id is not None)
         if self._bytes is not None:
-            return ByteLevelStream(self._bytes, skip_special_tokens)
-        return WindowStream(self._hf, skip_special_tokens)
+            return ByteLevelStream(self._bytes, skip_special_tokens, kept)
+        return WindowStream(self._hf, skip_special_tokens, kept)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """The text of all these tokens."""

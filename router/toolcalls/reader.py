@@ -130,7 +130,8 @@ class CallReader:
         """A character of a key or value, or the one behind a number or word, which is read again."""
         streamed, first = self._streaming, not self._token
         if not first and self._bare(char):
-            return self._after_bare(char)
+            step = self._end_token()
+            return step if step is Step.BROKEN else self._step(char)
         if streamed:
             self._arguments.append(char)
         if first or not streamed:
@@ -150,10 +151,6 @@ class CallReader:
     def _bare(self, char: str) -> bool:
         """Whether this ends a number or word, which have no end of their own."""
         return self._depth == 0 and not self._quoted and char in ",}]" + _SPACE
-
-    def _after_bare(self, char: str) -> Step:
-        step = self._end_token()
-        return step if step is Step.BROKEN else self._step(char)
 
     def _follow_string(self, char: str) -> None:
         if self._escaped:

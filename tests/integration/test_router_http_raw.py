@@ -8,12 +8,15 @@ import httpx
 import pytest
 
 from observability.metrics import RouterMetrics
+from router.config import ChatConfig
 from router.health import HealthReport
-from router.http_front import FrontLimits, HttpFront
+from router.http_body import FrontLimits
+from router.http_front import HttpFront
 from router.http_protocol import MAX_HEAD_BYTES
+from router.model_card import load_model_card
 from router.server import new_id
 from router.service import Inference
-from tests.integration.router_harness import MODEL, router_config, running_router
+from tests.integration.router_harness import MODEL, TINY, router_config, running_router
 
 BASE = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 8, "seed": 3}
 PATH = "/v1/completions"
@@ -135,8 +138,8 @@ async def test_an_encoding_that_is_not_read_is_named(served):
 class Faulty(Inference):
     """A service with a bug outside of any answer."""
 
-    def __init__(self):
-        pass
+    def __init__(self, card):
+        self.card = card
 
     def check_model(self, name):
         raise RuntimeError(f"a bug at {name}")
@@ -145,7 +148,9 @@ class Faulty(Inference):
 async def test_a_fault_of_ours_is_an_error_body_too():
     metrics = RouterMetrics(MODEL, list, lambda: (0, 0))
     health = HealthReport("ok", {}, (), {}, ())
-    app = HttpFront(Faulty(), lambda: health, metrics, FrontLimits(1000, 1.0), new_id).app
+    app = HttpFront(
+        Faulty(load_model_card(TINY, MODEL)), lambda: health, metrics, FrontLimits(1000, 1.0), new_id, ChatConfig()
+    ).app
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
         response = await client.get("/v1/models/tiny")

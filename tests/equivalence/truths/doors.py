@@ -11,7 +11,7 @@ from contracts.request import TokenLogprob
 from contracts.wire import sampling_to_pb
 from router.exchange import Route
 from tests.equivalence.truths.case import Chat, Entries, Entry, Heard, Question, Said
-from tests.equivalence.truths.house import House
+from tests.equivalence.truths.house import EOS, House
 from tests.equivalence.truths.naive import prompt_ids, token_text
 from tests.integration.router_harness import MODEL
 
@@ -33,7 +33,8 @@ async def openai_whole(house: House, question: Question, route: Route, on_tokens
         extra = choice.model_extra
         text = choice.message.content if isinstance(question.prompt, Chat) else choice.text
         entries = _openai_entries(question, choice.logprobs)
-        answers.append(Said(text, tuple(extra["token_ids"]), choice.finish_reason, extra["stop_reason"], entries))
+        stop = _stop(question, choice.finish_reason, extra["stop_reason"])
+        answers.append(Said(text, tuple(extra["token_ids"]), choice.finish_reason, stop, entries))
         accounts += [extra["diptych"]] if question.n > 1 else []
         if not isinstance(question.prompt, Chat) and "prompt_logprobs" in extra and not question.echo:
             prompt_entries = _vllm_entries(question, extra["prompt_logprobs"])
@@ -62,11 +63,20 @@ async def openai_stream(house: House, question: Question, route: Route, on_token
             made.add(choice.index, text or "", extra.get("token_ids") or (), _openai_entries(question, choice.logprobs))
             if choice.finish_reason is not None:
                 handed_off = chunk.model_extra["diptych"]["handoff"] is not None
-                made.end(choice.index, choice.finish_reason, extra["stop_reason"], handed_off)
+                stop = _stop(question, choice.finish_reason, extra["stop_reason"])
+                made.end(choice.index, choice.finish_reason, stop, handed_off)
         on_tokens(len(made.token_ids[0]))
     assert usage is not None
     assert roles == (question.n if isinstance(question.prompt, Chat) else 0)
     return made.heard(_usage(usage))
+
+
+def _stop(question: Question, finish_reason: str, stop_reason: str | int | None) -> str | int | None:
+    """What ended it. OpenAI's door says nothing of the end of text, unless the client named that token."""
+    if finish_reason != "stop" or stop_reason is not None:
+        assert not isinstance(stop_reason, int) or stop_reason in question.sampling.stop_token_ids
+        return stop_reason
+    return EOS
 
 
 def _create(house: House, question: Question, route: Route, **more: Any) -> Awaitable[Any]:

@@ -8,10 +8,19 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from contracts.errors import InvalidRequest
+from router.config import ChatConfig
 from router.model_card import load_model_card
-from router.openai_schema import NOT_SERVED, ChatBody, CompletionBody, chat_ask, completion_ask, parse
+from router.openai_ask import completion_ask
+from router.openai_chat import ChatRules
+from router.openai_schema import NOT_SERVED, ChatBody, CompletionBody, parse
 
 CARD = load_model_card(Path(__file__).parents[2] / "fixtures/tiny-austen", "tiny")
+
+
+def chat_ask(body, card, request_id, traceparent):
+    return ChatRules(card, ChatConfig()).ask(body, request_id, traceparent).ask
+
+
 KINDS = {"chat": (ChatBody, chat_ask), "completion": (CompletionBody, completion_ask)}
 GOOD = {"chat": {"messages": [{"role": "user", "content": "hi"}]}, "completion": {"prompt": "hi"}}
 
