@@ -36,6 +36,12 @@ class ResilienceMetrics:
             ("task",),
             registry=registry,
         )
+        self._refused = Counter(
+            "diptych_refused_calls",
+            "Calls of other processes that did not prove that they are of this cluster",
+            ("method",),
+            registry=registry,
+        )
         registry.register(_Live(breakers, retries_refused))
 
     def breaker_opened(self, pool: str, cause: str) -> None:
@@ -45,6 +51,10 @@ class ResilienceMetrics:
     def task_restarted(self, name: str) -> None:
         """A task of the router died and was started again."""
         self._restarts.labels(name).inc()
+
+    def call_refused(self, method: str) -> None:
+        """One call was refused before a service saw it."""
+        self._refused.labels(method).inc()
 
 
 class _Live(Collector):

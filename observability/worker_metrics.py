@@ -45,6 +45,16 @@ class WorkerMetrics:
         self._mismatches = Counter(
             "diptych_kv_digest_mismatch", "Hand-offs whose bytes were not those that were sent", registry=self.registry
         )
+        self._refused = Counter(
+            "diptych_refused_calls",
+            "Calls of other processes that did not prove that they are of this cluster",
+            ("method",),
+            registry=self.registry,
+        )
+
+    def call_refused(self, method: str) -> None:
+        """One call was refused before a service saw it."""
+        self._refused.labels(method).inc()
 
     def watch(self, gauges: Callable[[], tuple[float, float, float, float, float]]) -> None:
         """Ask `gauges` at each scrape for the values of LOAD_GAUGES, in that order; it must not wait. Called once."""

@@ -15,6 +15,7 @@ from prefill_service.run import RunConfig
 from prefill_service.servicer import SERVICE_NAME, PrefillServicer
 from prefill_service.worker import PrefillWorker
 from rpc.channel import ChannelOpener, open_channel
+from rpc.proving_channel import proving
 from rpc.secure_channel import opener_for
 from worker import process
 
@@ -41,4 +42,5 @@ class PrefillDoor:
 
 async def serve(config: PrefillConfig) -> None:
     """Run the worker until a signal; returns once it is drained. Raises ConfigError, ModelLoadError or FatalError."""
-    await process.serve(config.worker, PrefillDoor(config.run, opener_for(config.worker.server.tls)))
+    opener = proving(opener_for(config.worker.server.tls), config.worker.secret)
+    await process.serve(config.worker, PrefillDoor(config.run, opener))

@@ -9,6 +9,7 @@ Without an address of its own the workers' door is the users' gRPC port. Does no
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.types import ASGIApp
@@ -20,6 +21,7 @@ from router.grpc_front import INFERENCE_SERVICE, REGISTRY_SERVICE, InferenceServ
 from router.http_server import HttpServer
 from router.key_door import METRICS_PATH, OPEN_PATHS, KeyInterceptor, Lock
 from router.keys import Doorkeeper, KeyBook, OpenDoor
+from rpc.proof_guard import CLUSTER_SERVICE, ProofGuard
 from rpc.server import RpcServer
 
 
@@ -43,9 +45,15 @@ class Doors:
         self.doorkeeper: Doorkeeper = OpenDoor() if self._keys is None else self._keys
         apart = access.workers is not None
         shared_services = () if apart else (REGISTRY_SERVICE,)
-        locks = () if self._keys is None else (KeyInterceptor(self._keys, shared_services),)
-        self._users = RpcServer(config.grpc, (INFERENCE_SERVICE, *shared_services), locks)
-        self._workers = RpcServer(access.workers, (REGISTRY_SERVICE,)) if access.workers is not None else self._users
+        open_services = (*shared_services, CLUSTER_SERVICE)
+        locks = () if self._keys is None else (KeyInterceptor(self._keys, open_services),)
+        self._guard = None if access.secret is None else ProofGuard(access.secret)
+        proofs = () if self._guard is None else (self._guard,)
+        services = (INFERENCE_SERVICE, *shared_services)
+        self._users = RpcServer(config.grpc, services, locks if apart else (*locks, *proofs))
+        self._workers = (
+            RpcServer(access.workers, (REGISTRY_SERVICE,), proofs) if access.workers is not None else self._users
+        )
         self._http: HttpServer | None = None
 
     def serve(self, app: ASGIApp, inference: InferenceServicer, registry: RegistryServicer) -> None:
@@ -55,6 +63,13 @@ class Doors:
         self._http = HttpServer(self._config.http, locked)
         inference_pb2_grpc.add_InferenceServicer_to_server(inference, self._users.grpc_server)
         registry_pb2_grpc.add_RegistryServicer_to_server(registry, self._workers.grpc_server)
+        if self._guard is not None:
+            self._guard.serve(self._workers.grpc_server)
+
+    def watch_refusals(self, listener: Callable[[str], object]) -> None:
+        """Tell `listener` the method of each call that does not prove that it is of this cluster."""
+        if self._guard is not None:
+            self._guard.on_refused = listener
 
     async def start(self) -> Ports:
         """Open all doors. Raises ConfigError when a port is busy or a TLS file cannot be used; then nothing stays open."""

@@ -24,6 +24,7 @@ from observability.resilience_metrics import ResilienceMetrics
 from router.admission import Admission
 from router.advisor import Advisor, announced
 from router.attempts import Means
+from router.breaker_news import BreakerNews
 from router.breakers import Breakers
 from router.canary import Canary
 from router.config import RouterConfig
@@ -49,6 +50,7 @@ from router.retry_budget import RetryBudget
 from router.service import Inference
 from router.template_processes import TemplateProcesses
 from router.upkeep import kept_up
+from rpc.proving_channel import proving
 from rpc.secure_channel import opener_for
 from rpc.server import join_address
 
@@ -67,7 +69,8 @@ class RouterServer:
         self._membership = Membership(config.registry, config.redis, config.model_name, clock)
         self._registry = self._membership.registry
         self._breakers = Breakers(config.breaker, clock)
-        self._pools = Pools(self._registry, self._breakers, config.channel, opener_for(config.access.tls))
+        opener = proving(opener_for(config.access.tls), config.access.secret)
+        self._pools = Pools(self._registry, self._breakers, config.channel, opener)
         self._halt = Halt()
         card = load_model_card(config.model_dir, config.model_name)
         metrics = RouterMetrics(config.model_name, self._sample_workers, self._count_requests)
@@ -78,7 +81,6 @@ class RouterServer:
         self._limits = RateLimits(config.limits, LocalBuckets(clock), series.limited)
         book = PairBook(config.canary, clock)
         self._registry.subscribe(book.on_change)
-        opener = opener_for(config.access.tls)
         self.placement = Placement(config.policies, PolicyMetrics(metrics.registry), clock, (config.channel, opener))
         chooser = self.placement.chooser(self._pools, book, self._registry)
         budget = RetryBudget(config.retry.budget, clock)
@@ -99,6 +101,7 @@ class RouterServer:
         limits = FrontLimits(config.http.max_body_bytes, config.request_timeout_s)
         front = HttpFront(service, self._health.report, metrics, limits, new_id, config.chat)
         self._doors = Doors(config)
+        self._doors.watch_refusals(self._resilience.call_refused)
         servicer = InferenceServicer(service, config.request_timeout_s, new_id, self._doors.doorkeeper)
         self._doors.serve(front.app, servicer, RegistryServicer(self._registry))
         self._tasks: list[asyncio.Task[None]] = []
@@ -108,6 +111,10 @@ class RouterServer:
         ports = await self._doors.start()
         self._membership.start()
         upkeep = {"housekeeping": self._keep_house, "canary": self._canary.run}
+        if self._membership.link is not None:
+            news = BreakerNews(self._membership.link, self._clock, new_id(), self._breakers.warn)
+            self._breakers.on_trip.append(news.tripped)
+            upkeep["breaker news"] = news.run
         restarted = self._resilience.task_restarted
         self._tasks = [_watched(name, kept_up(name, make, self._clock, restarted)) for name, make in upkeep.items()]
         config = self._config

@@ -8,6 +8,7 @@ A refused call is counted and logged, and has cost no service anything. Does not
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -30,11 +31,13 @@ _OPEN = frozenset({CLUSTER_SERVICE, "diptych.v1.Inference"})
 
 
 class ProofGuard(grpc.aio.ServerInterceptor):
-    """For one server. `on_refused` hears the method of each call that is refused."""
+    """For one process's servers. `on_refused` hears the method of each call that is refused."""
 
-    def __init__(self, secret: ClusterSecret, on_refused: Callable[[str], object] = lambda method: None) -> None:  # noqa: ARG005
+    def __init__(self, secret: ClusterSecret) -> None:
         self._prover = CallProver(secret)
-        self._on_refused = on_refused
+        self.on_refused: Callable[[str], object] | None = None
+        self._quiet_until = 0.0
+        self._num_quiet = 0
 
     def serve(self, server: grpc.aio.Server) -> None:
         """Answer those who ask what to prove themselves with."""
@@ -95,9 +98,19 @@ class ProofGuard(grpc.aio.ServerInterceptor):
         try:
             self._prover.check(metadata, method, body)
         except NotOfThisCluster as error:
-            log.warning("a call was refused", method=method, reason=error.message)
-            self._on_refused(method)
+            self._say(method, error)
+            if self.on_refused is not None:
+                self.on_refused(method)
             raise
+
+    def _say(self, method: str, error: NotOfThisCluster) -> None:
+        """At most once a second: a stranger must not fill the log."""
+        now = asyncio.get_running_loop().time()
+        if now < self._quiet_until:
+            self._num_quiet += 1
+            return
+        log.warning("a call was refused", method=method, reason=error.message, more_before=self._num_quiet)
+        self._quiet_until, self._num_quiet = now + 1.0, 0
 
 
 class _ClusterServicer(cluster_pb2_grpc.ClusterServicer):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from contracts.errors import ConfigError
+from contracts.secret import ClusterSecret
 from engine.build import ModelRuntimeConfig
 from engine.config import SchedulerConfig
 from kv_transfer.choose import AUTO, NetworkConfig
@@ -20,7 +21,8 @@ class WorkerConfig:
 
     `kv_memory_bytes` None sizes the KV pool by measurement. `connectors` are kinds, or ("auto",). `routers` are host:port of
     routers' gRPC ports to announce to, `redis` the registry that routers share. `metrics_port` None serves no metrics; 0 takes
-    a free port.
+    a free port. `secret` is what processes of the cluster prove to each other that they know; None believes whoever reaches a
+    port.
     """
 
     worker_id: str
@@ -37,6 +39,7 @@ class WorkerConfig:
     lifecycle: LifecycleConfig = field(default_factory=LifecycleConfig)
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
+    secret: ClusterSecret | None = None
 
     def __post_init__(self) -> None:
         if not self.worker_id:

@@ -35,6 +35,8 @@ from observability.log import get_logger
 from observability.worker_metrics import WorkerMetrics
 from rpc.lifecycle import Lifecycle, ServedWorker, honest_load
 from rpc.process import MetricsPort, StopSignals, abandon, in_daemon_thread
+from rpc.proof_guard import ProofGuard
+from rpc.proving_channel import proving
 from rpc.secure_channel import opener_for
 from rpc.server import RpcServer
 from worker.block_feed import BlockFeed
@@ -103,8 +105,12 @@ def build(config: WorkerConfig) -> Computer:
 
 async def serve(config: WorkerConfig, door: Door) -> None:
     """Run the worker until a signal; returns once it is drained. Raises ConfigError, ModelLoadError or FatalError."""
-    server = RpcServer(config.server, (*door.service_names, BLOCK_EVENTS))
-    opener = opener_for(config.server.tls)  # before the model is loaded: a file that cannot be used ends it here
+    guard = None if config.secret is None else ProofGuard(config.secret)
+    server = RpcServer(config.server, (*door.service_names, BLOCK_EVENTS), () if guard is None else (guard,))
+    # Before the model is loaded: a file that cannot be used ends it here.
+    opener = proving(opener_for(config.server.tls), config.secret)
+    if config.secret is None:
+        log.warning("no cluster secret: hand-offs and calls between processes are believed from whoever reaches a port")
     async with StopSignals() as signals, AsyncExitStack() as stack:
         clock = MonotonicClock()
         registration = Registration(config, clock, opener)
@@ -123,6 +129,9 @@ async def serve(config: WorkerConfig, door: Door) -> None:
             return
         side = _side(config, computer, (ref, clock), stack)
         metrics = WorkerMetrics()
+        if guard is not None:
+            guard.on_refused = metrics.call_refused
+            guard.serve(server.grpc_server)
         engine = Engine(computer.runner, EngineConfig(config.scheduler), clock, computer.pace)
         worker = door.open(side, engine, server.grpc_server, metrics)
         events = BlockEventsServicer(ref, worker.blocks)
