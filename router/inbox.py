@@ -1,14 +1,14 @@
 """One attempt's news, in order: what its legs, its timers and its claims put in, and the flow takes out, one at a time.
 
     legs, timers ──put_nowait──▶ ┌───────┐
-    decode session ──stash──▶    │ Inbox │ ──get──▶ attempt          tokens that wait are one event, however many steps made them
-                    └─▶ Wakes ──▶└───────┘
-                        at most `limit` readers of tokens are woken per turn of the event loop
+    decode session ──stash─────▶ │ Inbox │ ──get──▶ attempt          tokens that wait are one event, however many steps made them
+                                 └───┬───┘
+                                   Turns: so many inboxes may give tokens out per turn of the event loop, the others queue
 
 A reader that keeps up gets every step's token by itself. One that does not — its client reads slowly, or this process has more
 to do than its core can — finds all that came meanwhile in one event, so a message carries more tokens the more there is to do,
-and costs as much as one. `Wakes` keeps a turn of the loop short: a batch has news for every stream of a worker, and without a
-limit nobody else would be heard, nor the next batch read, before all of them are written.
+and costs as much as one. `Turns` keeps a turn of the loop short: a batch has news for every stream of a worker, and without a
+limit nobody else would be heard, nor the next batch read, before all of them are written. First tokens do not queue.
 
 What nobody reads is bounded: above MAX_UNREAD tokens and log-probabilities the inbox drops all and says why. Does not know
 connections, or what an attempt does about its news.
@@ -17,15 +17,17 @@ connections, or what an attempt does about its news.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from dataclasses import dataclass, replace
 
 from contracts.errors import DeadlineExceeded, DiptychError
 from contracts.prefill import PrefillEvent
-from contracts.request import TokenDelta, TokenLogprob
+from contracts.request import TokenDelta
 
 MAX_UNREAD = 65_536  # tokens, and alternatives with a log-probability; some megabytes
-WAKES_PER_TURN = 64  # about 2 ms
+MAX_EVENT = 256  # of the same, in one event: a client that reads slowly shall be seen to read
+READS_PER_TURN = 32  # about 1 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +71,17 @@ class Inbox:
         self._num_unread = 0
         self._overfull = False
         self._waiter: asyncio.Future[None] | None = None
-        self.queued = False  # in the queue of a Wakes
+        self._turns: Turns | None = None  # of the session that tokens come from
+        self._admitted = False  # by it
 
     def put_nowait(self, event: Event) -> None:
         """Put it behind all else and wake the reader. After an overflow nothing is taken any more."""
         if not self._overfull:
             self._events.append(event)
-            self.wake()
+            self._wake()
 
-    def stash(self, delta: TokenDelta) -> bool:
-        """Put tokens behind all else and wake nobody: `Wakes.add` does. False when they are too many: the reader is told so."""
+    def stash(self, delta: TokenDelta, turns: Turns) -> bool:
+        """Put tokens behind all else, to be read when it is their turn. False when they are too many: the reader hears of it."""
         if self._overfull:
             return False
         self._num_unread += _weight(delta)
@@ -87,14 +90,17 @@ class Inbox:
             return False
         last = self._events[-1] if self._events else None
         if isinstance(last, DecodeTokens) and _continues(last.delta, delta):
-            self._events[-1] = _Row(last.delta, delta)
-        elif not (isinstance(last, _Row) and last.take(delta)):
+            last = self._events[-1] = _Row(last.delta)
+        if not (isinstance(last, _Row) and last.take(delta)):
             self._events.append(DecodeTokens(delta))
+        self._turns = turns
+        if self._waiter is not None and not self._waiter.done():
+            turns.queue(self)
         return True
 
     async def get(self) -> Event:
-        """The next event; waits for one."""
-        while not self._events:
+        """The next event; waits for one, and with tokens for its turn."""
+        while not (self._events and self._may_give()):
             waiter = self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await waiter
@@ -107,13 +113,20 @@ class Inbox:
             self._num_unread -= _weight(event.delta)
         return event
 
-    @property
-    def awaited(self) -> bool:
-        """Whether the reader sleeps until it is woken."""
-        return self._waiter is not None and not self._waiter.done()
+    def admit(self) -> None:
+        """It is its turn, which is kept for it until it is used."""
+        self._admitted = True
+        self._wake()
 
-    def wake(self) -> None:
-        """Let the reader go on, if it waits."""
+    def _may_give(self) -> bool:
+        if self._turns is None or not isinstance(self._events[0], DecodeTokens | _Row):
+            return True
+        if self._admitted:
+            self._admitted = False
+            return True
+        return self._turns.take(self)
+
+    def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -123,61 +136,61 @@ class Inbox:
         self._num_unread = 0
         why = f"the answer is not read: more than {self._max_unread} tokens and alternatives waited"
         self._events.append(TimeUp(DeadlineExceeded(why)))
-        self.wake()
+        self._wake()
 
 
-class Wakes:
-    """Wakes readers of tokens, so many per turn of the event loop, each once, in the order in which they had news."""
+class Turns:
+    """Lets `limit` inboxes give tokens out per turn of the event loop, in the order in which they asked."""
 
-    def __init__(self, limit: int = WAKES_PER_TURN) -> None:
+    def __init__(self, limit: int = READS_PER_TURN) -> None:
         self._limit = limit
         self._left = limit
-        self._queue: deque[Inbox] = deque()
-        self._turn: asyncio.Handle | None = None
+        self._waiting: dict[Inbox, None] = {}  # in order
+        self._next: asyncio.Handle | None = None
 
-    def add(self, inbox: Inbox) -> None:
-        """It has news: wake its reader now if this turn has room, else in a turn to come. One that is not awaited is left."""
-        if inbox.queued or not inbox.awaited:
-            return
-        if self._turn is None:
-            self._turn = asyncio.get_running_loop().call_soon(self._next_turn)
-        if self._left > 0:
+    def take(self, inbox: Inbox) -> bool:
+        """Whether it may give tokens out now; if not, it is admitted in a turn to come."""
+        if self._next is None:
+            self._next = asyncio.get_running_loop().call_soon(self._begin)
+        if self._left > 0 and not self._waiting:
             self._left -= 1
-            inbox.wake()
-        else:
-            inbox.queued = True
-            self._queue.append(inbox)
+            return True
+        self._waiting[inbox] = None
+        return False
 
-    def _next_turn(self) -> None:
-        self._turn = None
+    def queue(self, inbox: Inbox) -> None:
+        """It has news and its reader sleeps: admitted now if this turn has room."""
+        if inbox not in self._waiting and self.take(inbox):
+            inbox.admit()
+
+    def _begin(self) -> None:
         self._left = self._limit
-        if self._queue:
-            self._turn = asyncio.get_running_loop().call_soon(self._next_turn)
-        while self._queue and self._left > 0:
-            inbox = self._queue.popleft()
-            inbox.queued = False
+        self._next = asyncio.get_running_loop().call_soon(self._begin) if self._waiting else None
+        for inbox in list(itertools.islice(self._waiting, self._limit)):
+            del self._waiting[inbox]
             self._left -= 1
-            inbox.wake()
+            inbox.admit()
 
 
 class _Row:
     """Deltas of one request that follow each other, on their way to become one."""
 
-    __slots__ = ("_first", "_last", "_logprobs", "_token_ids")
+    __slots__ = ("_first", "_last", "_logprobs", "_token_ids", "_weight")
 
-    def __init__(self, first: TokenDelta, second: TokenDelta) -> None:
-        self._first = first
-        self._last = second
-        self._token_ids: list[int] = [*first.token_ids, *second.token_ids]
-        self._logprobs: list[TokenLogprob] = [*first.logprobs, *second.logprobs]
+    def __init__(self, first: TokenDelta) -> None:
+        self._first = self._last = first
+        self._token_ids = list(first.token_ids)
+        self._logprobs = list(first.logprobs)
+        self._weight = _weight(first)
 
     def take(self, delta: TokenDelta) -> bool:
-        """Whether it continues the last, and is one of them now."""
-        if not _continues(self._last, delta):
+        """Whether it continues the last, and is one of them now; not when there are many."""
+        if self._weight >= MAX_EVENT or not _continues(self._last, delta):
             return False
         self._last = delta
         self._token_ids += delta.token_ids
         self._logprobs += delta.logprobs
+        self._weight += _weight(delta)
         return True
 
     def delta(self) -> TokenDelta:

@@ -34,7 +34,7 @@ from contracts.wire_handoff import worker_ref_from_pb, worker_ref_to_pb
 from contracts.wire_prefill import event_from_pb, target_to_pb
 from contracts.worker import WorkerInfo, check_life
 from observability.log import get_logger
-from router.inbox import DecodeLost, Inbox, PrefillEnded, Wakes
+from router.inbox import DecodeLost, Inbox, PrefillEnded, Turns
 from rpc.channel import wait_connected
 from rpc.errors import from_rpc_error
 
@@ -108,15 +108,15 @@ class DecodeSession:
         channel: grpc.aio.Channel,
         connect_timeout_s: float,
         on_lost: Callable[[WorkerInfo], None],
-        wakes: Wakes | None = None,
+        turns: Turns | None = None,
     ) -> None:
-        """`wakes` is shared by all sessions of a router, None for one of its own."""
+        """`turns` are shared by all sessions of a router, None for one of its own."""
         self._worker = worker
         self._ref = worker_ref_to_pb(worker.ref)
         self._channel = channel
         self._connect_timeout_s = connect_timeout_s
         self._on_lost = on_lost
-        self._wakes = wakes if wakes is not None else Wakes()
+        self._turns = turns if turns is not None else Turns()
         self._inboxes: dict[str, Inbox] = {}
         self._commands: asyncio.Queue[decode_pb2.DecodeCommand | None] = asyncio.Queue()
         self._cancel: decode_pb2.DecodeCommand | None = None  # the last command, if it is a cancel
@@ -199,12 +199,11 @@ class DecodeSession:
             self.cancel(request_id)
             inbox.put_nowait(DecodeLost(request_id, fault))
             return
-        if not inbox.stash(delta):  # nobody reads it: the worker need not go on
+        if not inbox.stash(delta, self._turns):  # nobody reads it: the worker need not go on
             self.cancel(request_id)
             return
         if delta.finish_reason is not None or delta.error is not None:
             del self._inboxes[request_id]
-        self._wakes.add(inbox)
 
     def _fail(self, error: DiptychError) -> None:
         carried, self._inboxes = self._inboxes, {}

@@ -19,7 +19,7 @@ from contracts.errors import DiptychError, Unavailable
 from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
 from observability.log import get_logger
 from router.breakers import Breakers
-from router.inbox import Inbox, Wakes
+from router.inbox import Inbox, Turns
 from router.legs import DecodeSession, PrefillLeg
 from router.policies import Candidate
 from router.registry import Change, ChangeKind, Registry
@@ -108,7 +108,7 @@ class Pools:
         self._opener = opener
         self._peers: dict[WorkerRef, _Peer] = {}
         self._closing: set[asyncio.Task[None]] = set()
-        self._wakes = Wakes()
+        self._turns = Turns()
         self.claims: dict[WorkerRef, set[Claim]] = {}
         registry.subscribe(self._on_change)
 
@@ -191,7 +191,7 @@ class Pools:
     def _add(self, info: WorkerInfo) -> None:
         channel = self._opener(info.address, self._config)
         watch = asyncio.ensure_future(watch_connection(channel, lambda: self.suspect(info.ref)))
-        session = DecodeSession(info, channel, self._config.connect_timeout_s, self._on_session_lost, self._wakes)
+        session = DecodeSession(info, channel, self._config.connect_timeout_s, self._on_session_lost, self._turns)
         self._peers[info.ref] = _Peer(info, channel, watch, session, Tally(info))
 
     def _on_session_lost(self, info: WorkerInfo) -> None:
