@@ -7,6 +7,7 @@ anything ended.
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import threading
 from types import TracebackType
@@ -15,6 +16,7 @@ from typing import Any
 from observability.log import get_logger
 
 log = get_logger(__name__)
+_WORDS = re.compile(r"[A-Za-z ,'-]*")
 
 
 def install() -> None:

@@ -162,7 +162,7 @@ class Progress:
         if isinstance(error, Draining):
             self.num_moves += 1
             log.info(
-                "goes on elsewhere", request_id=self.job.request_id, tokens=len(self.token_ids), reason=error.message
+                "goes on elsewhere", request_id=self.job.request_id, tokens=len(self.token_ids), reason=error
             )
             return False
         self.num_failures += 1
@@ -176,7 +176,7 @@ class Progress:
             failures=self.num_failures,
             tokens=len(self.token_ids),
             code=error.code.value,
-            reason=error.message,
+            reason=error,
         )
         if self.num_worker_deaths > self._retry.max_worker_deaths:
             said = f"given up: {self.num_worker_deaths} workers in a row went away while they had this request"

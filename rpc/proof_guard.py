@@ -109,7 +109,7 @@ class ProofGuard(grpc.aio.ServerInterceptor):
         if now < self._quiet_until:
             self._num_quiet += 1
             return
-        log.warning("a call was refused", method=method, reason=error.message, more_before=self._num_quiet)
+        log.warning("a call was refused", method=method, reason=error, more_before=self._num_quiet)
         self._quiet_until, self._num_quiet = now + 1.0, 0
 
 

@@ -89,5 +89,5 @@ class _Watched(ssl.SSLObject):
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise
         except ssl.SSLError as error:
-            log.info("TLS handshake refused", reason=error.reason or str(error))
+            log.info("TLS handshake refused", reason=error)
             raise
