@@ -1,7 +1,8 @@
 """The choice of workers for one request: each pool's policy over the candidates, those that failed it already last.
 
 A prefill and a decode worker that are a bad pair (`router.pairs`) are never combined. So the decode worker is chosen among
-those that some prefill worker can hand over to, and then the prefill worker among those that can hand over to it.
+those that some prefill worker can hand over to, and then the prefill worker among those that can hand over to it. Workers that
+are too small for the request (`router.fit`) are none of its candidates.
 
 An answer beside another goes where that one is, so that the prompt is computed once and its blocks are shared: always in the
 prefill pool, where it adds a block's work; in the decode pool while that worker has room and is not far ahead of the others.
@@ -12,9 +13,9 @@ Does not know what the worker will be asked to do.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 
 from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
+from router.fit import fits
 from router.pairs import Pair, PairBook, PairState
 from router.policies import Candidate, Policy
 from router.pools import Pools
@@ -37,12 +38,12 @@ class Chooser:
 
     def decode(self, progress: Progress) -> WorkerInfo | None:
         """A decode worker to run the request alone, None when none is ready. One to avoid only when there is no other."""
-        pool = self._pools.candidates(WorkerKind.DECODE)
+        pool = self.candidates(WorkerKind.DECODE, progress)
         return self._pick(WorkerKind.DECODE, progress, (_fresh(pool, progress), pool))
 
     def decode_for(self, prefill: WorkerRef, progress: Progress) -> WorkerInfo | None:
         """A decode worker that this prefill worker can hand over to; never one with which it is a bad pair."""
-        pool = [c for c in self._pools.candidates(WorkerKind.DECODE) if not self._book.is_bad(prefill, c.info.ref)]
+        pool = [c for c in self.candidates(WorkerKind.DECODE, progress) if not self._book.is_bad(prefill, c.info.ref)]
         return self._pick(WorkerKind.DECODE, progress, (_fresh(pool, progress), pool))
 
     def pair(self, progress: Progress, *, forced: bool) -> tuple[WorkerInfo, WorkerInfo] | None:
@@ -51,7 +52,7 @@ class Chooser:
         Those that failed the request come last; a prefill worker that did only if the hand-over is `forced`, because a
         decode worker alone is better.
         """
-        prefills, decodes = self._pools.candidates(WorkerKind.PREFILL), self._pools.candidates(WorkerKind.DECODE)
+        prefills, decodes = (self.candidates(kind, progress) for kind in (WorkerKind.PREFILL, WorkerKind.DECODE))
         fresh = _fresh(prefills, progress)
         pools = [self._reached(by, of) for by in (fresh, prefills) for of in (_fresh(decodes, progress), decodes)]
         decode = self._pick(WorkerKind.DECODE, progress, pools if forced else pools[:2])
@@ -73,10 +74,14 @@ class Chooser:
         prefills, decodes = (self._pools.candidates(kind) for kind in (WorkerKind.PREFILL, WorkerKind.DECODE))
         return [Pair(prefill.info.ref, decode.info.ref) for prefill in prefills for decode in decodes]
 
-    def has_other(self, kinds: Iterable[WorkerKind], avoid: AbstractSet[WorkerRef]) -> bool:
-        """Whether each of these pools has a ready worker left that has not failed this request; empty pools do not count."""
-        pools = [self._pools.candidates(kind) for kind in kinds]
-        return all(any(c.info.ref not in avoid for c in pool) for pool in pools if pool)
+    def candidates(self, kind: WorkerKind, progress: Progress) -> list[Candidate]:
+        """The workers of a pool that take work now and are large enough for the request."""
+        return [c for c in self._pools.candidates(kind) if fits(c.info, progress)]
+
+    def has_other(self, kinds: Iterable[WorkerKind], progress: Progress) -> bool:
+        """Whether each of these pools has a candidate left that has not failed this request; empty pools do not count."""
+        pools = [self.candidates(kind, progress) for kind in kinds]
+        return all(any(c.info.ref not in progress.avoid for c in pool) for pool in pools if pool)
 
     def _reached(self, prefills: Sequence[Candidate], decodes: Sequence[Candidate]) -> list[Candidate]:
         """Of the decode workers those that some of the prefill workers can hand over to."""

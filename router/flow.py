@@ -76,7 +76,7 @@ class Flow:
     def _another_may_have_room(self, progress: Progress) -> bool:
         alone = progress.job.route is Route.COLOCATED
         kinds = (WorkerKind.DECODE,) if alone else tuple(WorkerKind)
-        return self._means.chooser.has_other(kinds, progress.avoid)
+        return self._means.chooser.has_other(kinds, progress)
 
     async def _next_attempt(self, progress: Progress) -> _Begun:
         """Waits for workers if the request ran already, if one is known that is not ready just now, if the last has gone only
@@ -89,7 +89,7 @@ class Flow:
             attempt = self._attempt_now(progress)
             if attempt is not None:
                 return attempt
-            missing, why = self._missing()
+            missing, why = self._missing(progress)
             if progress.time_left_s == 0:
                 raise DeadlineExceeded(f"the request's time ran out while it waited: {why}")
             young = clock.now() < self._started_at + retry.first_worker_wait_s
@@ -127,11 +127,13 @@ class Flow:
             return Reason.HANDOFFS_FAILED
         return Reason.NEVER if self._advisor.never else None
 
-    def _missing(self) -> tuple[WorkerKind | None, str]:
+    def _missing(self, progress: Progress) -> tuple[WorkerKind | None, str]:
         """Of which pool no worker is ready, decode first; none where it is only that every pair is bad. And in words."""
         for kind in (WorkerKind.DECODE, WorkerKind.PREFILL):
             if not self._means.pools.candidates(kind):
                 return kind, f"no {kind} worker is ready"
+            if not self._means.chooser.candidates(kind, progress):
+                return kind, f"no {kind} worker is ready that is large enough for the request"
         return None, "no prefill worker can hand over to any decode worker: every pair of them is bad, see /health"
 
     async def _back_off(self, progress: Progress) -> None:

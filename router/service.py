@@ -17,10 +17,11 @@ from contracts.clock import Clock
 from contracts.errors import DiptychError, InvalidRequest, ModelNotFound
 from contracts.request import FinishReason, GenerationRequest
 from contracts.sampling import SamplingParams
-from contracts.worker import WorkerKind
+from contracts.worker import WorkerInfo
 from observability.log import get_logger
 from observability.metrics import RequestSample, RouterMetrics
 from observability.stages import StageTimes
+from router import fit
 from router.answers import Answers, Making, Times
 from router.exchange import Ask, Piece, Prompt
 from router.flow import Flow
@@ -111,8 +112,11 @@ class Inference:
             raise ModelNotFound(name, (self.card.name,))
 
     def max_model_len(self) -> int:
-        """The context in tokens: the model's, or what the workers set as theirs if that is less."""
-        return min([self.card.max_model_len, *(w.info.max_model_len for w in self._registry.workers())])
+        """The context in tokens: the model's, or what the largest of the workers set as theirs if that is less."""
+        return fit.max_model_len(self.card.max_model_len, self._known())
+
+    def _known(self) -> list[WorkerInfo]:
+        return [worker.info for worker in self._registry.workers()]
 
     def _validate(self, ask: Ask) -> None:
         self.check_model(ask.model)
@@ -143,7 +147,7 @@ class Inference:
         return jobs
 
     async def _job(self, ask: Ask, prompt: Prompt, deadline: float) -> Job:
-        context = self.max_model_len()
+        context = fit.max_model_len(self.card.max_model_len, self._known(), ask.route)
         token_ids = _truncated(ask, await self.prompter.token_ids(prompt), context)
         sampling = self._bounded(ask, len(token_ids), context)
         GenerationRequest(ask.request_id, token_ids, sampling).validate(self.card.vocab_size, context)
@@ -160,17 +164,17 @@ class Inference:
 
     def _bounded(self, ask: Ask, num_prompt: int, context: int) -> SamplingParams:
         """The sampling with max_tokens set. Raises InvalidRequest when no decode worker's KV memory can ever hold it all."""
-        layouts = [(w.info.num_blocks, w.info.layout.block_size) for w in self._registry.workers(WorkerKind.DECODE)]
-        capacity = max((blocks * size for blocks, size in layouts), default=context)
+        known = self._known()
         sampling = ask.sampling
         if ask.fill_context:
-            room = max(1, min(context, capacity) - num_prompt)
+            room = max(1, fit.most_tokens(context, known) - num_prompt)
             for bound in (ask.fill_at_most, self.card.max_new_tokens):
                 if bound is not None:
                     room = min(room, max(bound, sampling.min_tokens))
             sampling = replace(sampling, max_tokens=room)
         needed = num_prompt + sampling.max_tokens - 1  # the last token's KV is never computed
-        if num_prompt + sampling.max_tokens <= context and needed > capacity:  # else the context is what to name
+        capacity = fit.kv_capacity(num_prompt + sampling.max_tokens, known)  # None: the context is what to name
+        if capacity is not None and needed > capacity:
             fits = f"at most {capacity} fit the KV memory of the largest decode worker"
             raise InvalidRequest("prompt", f"{num_prompt} tokens and max_tokens {sampling.max_tokens}", fits)
         return sampling

@@ -1,5 +1,6 @@
 """The chooser with bad pairs: no combination of two that do not work together, whatever else must be avoided."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -163,3 +164,17 @@ def test_without_a_pool_there_is_no_pair(num_prefill, num_decode):
 
 def test_bad_pairs_are_those_of_workers_that_are_there():
     assert [str(pair) for pair in chooser(1, 2, CROSSED).bad_pairs()] == ["p0 to d0"]
+
+
+def test_workers_that_are_too_small_for_a_request_are_no_candidates():
+    offered = chooser(2, 2)
+    for kind, candidates in offered._pools._pools.items():
+        small = replace(candidates[0], info=replace(candidates[0].info, max_model_len=2))
+        offered._pools._pools[kind] = (small, candidates[1])
+    books = progress()
+    assert pairs(offered, books) == {"p1d1"}
+    assert {offered.decode(books).ref.worker_id for _ in range(4)} == {"d1"}
+    assert {offered.decode_for(WorkerRef("p0", 1), books).ref.worker_id for _ in range(4)} == {"d1"}
+    assert offered.has_other(WorkerKind, books)
+    books.avoid.update((WorkerRef("p1", 1), WorkerRef("d1", 1)))
+    assert not offered.has_other(WorkerKind, books), "the small ones are no help"
