@@ -161,9 +161,7 @@ class Progress:
             raise error
         if isinstance(error, Draining):
             self.num_moves += 1
-            log.info(
-                "goes on elsewhere", request_id=self.job.request_id, tokens=len(self.token_ids), reason=error
-            )
+            log.info("goes on elsewhere", request_id=self.job.request_id, tokens=len(self.token_ids), reason=error)
             return False
         self.num_failures += 1
         if isinstance(error, WorkerLost):

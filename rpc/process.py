@@ -43,7 +43,6 @@ class FatalError(LoggableError):
 def run_process(main: Callable[[], Coroutine[None, None, None]]) -> int:
     """Run `main` on uvloop and return the exit code: 0, 1 after a fatal error, 2 for a ConfigError."""
 
-
     async def watched() -> None:
         lastwords.watch(asyncio.get_running_loop())
         await main()
