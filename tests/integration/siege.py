@@ -1,0 +1,127 @@
+"""A router under attack: others are served meanwhile, and afterwards everything is as it was before."""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import httpx
+import psutil
+
+from contracts.pb.diptych.v1 import inference_pb2 as pb
+from contracts.pb.diptych.v1 import inference_pb2_grpc, types_pb2
+from router.config import AccessConfig
+from router.keys import hash_of, new_key
+from tests.integration.router_harness import MODEL, Running, router_config, running_router
+
+PATH = "/v1/completions"
+ASK = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 4, "seed": 3}
+GENERATE = pb.GenerateRequest(
+    token_ids=pb.TokenIds(ids=(5, 6, 7)), sampling=types_pb2.SamplingParams(max_tokens=4, seed=3)
+)
+BOUND_S = 5.0  # on a crowded machine; alone it is some milliseconds
+MEMORY_MIB = 60
+OTHER, ATTACKER = new_key(), new_key()
+
+
+def key_file(folder: Path) -> Path:
+    """Who attacks has a key as well."""
+    path = folder / "keys.json"
+    entries = [{"name": name, "hash": hash_of(key)} for name, key in (("other", OTHER), ("attacker", ATTACKER))]
+    path.write_text(json.dumps({"keys": entries}))
+    return path
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+@dataclass
+class Siege:
+    running: Running
+    waits_s: list[float] = field(default_factory=list)  # of the other user's requests
+
+    @property
+    def http(self) -> int:
+        return self.running.ports.http
+
+    @property
+    def grpc(self) -> int:
+        return self.running.ports.grpc
+
+    async def good(self) -> None:
+        """One request on a connection that is there, one on a new one, and one over gRPC."""
+        async with asyncio.timeout(BOUND_S):
+            assert (await self.running.http.post(PATH, json=ASK, headers=bearer(OTHER))).status_code == 200
+            async with httpx.AsyncClient(base_url=self.running.url, trust_env=False) as newcomer:
+                assert (await newcomer.post(PATH, json=ASK, headers=bearer(OTHER))).status_code == 200
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            async with grpc.aio.insecure_channel(self.running.target, options=options) as channel:
+                metadata = (("authorization", f"Bearer {OTHER}"),)
+                request = inference_pb2_grpc.InferenceStub(channel).Generate(GENERATE, metadata=metadata)
+                pieces = [piece async for piece in request]
+                assert sum(len(piece.token_ids) for piece in pieces) == 4
+
+    async def other_user(self) -> None:
+        """Goes on asking."""
+        while True:
+            began = time.monotonic()
+            response = await self.running.http.post(PATH, json=ASK, headers=bearer(OTHER))
+            assert response.status_code == 200, response.text
+            self.waits_s.append(time.monotonic() - began)
+            await asyncio.sleep(0.02)
+
+    async def calm(self, tasks: int, fds: int) -> None:
+        """Return when nothing is left of the attack; TimeoutError with what is."""
+        admission = self.running.router._admission
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(BOUND_S):
+                while True:
+                    left = {
+                        "running": admission.num_running,
+                        "waiting": admission.num_waiting,
+                        "in workers": sum(len(worker.running) for worker in self.running.cluster.workers),
+                        "tasks": max(0, len(asyncio.all_tasks()) - tasks),
+                        "files": max(0, psutil.Process().num_fds() - fds),
+                    }
+                    if not any(left.values()):
+                        return
+                    await asyncio.sleep(0.02)
+        raise TimeoutError(f"left after the attack: {left}")
+
+
+@asynccontextmanager
+async def besieged(tmp_path, **changes) -> AsyncIterator[Siege]:
+    """For the block another user goes on asking. It must not notice, and nothing may be left."""
+    access = AccessConfig(api_keys=key_file(tmp_path), protect_metrics=False)
+    async with running_router(router_config(tmp_path, access=access, **changes)) as running:
+        await running.cluster.pools(1, 1)
+        siege = Siege(running)
+        await siege.good()
+        await asyncio.sleep(0.1)
+        tasks, fds, memory = len(asyncio.all_tasks()) + 2, psutil.Process().num_fds() + 4, _memory()
+        other = asyncio.create_task(siege.other_user())
+        try:
+            yield siege
+            seen = len(siege.waits_s)
+            async with asyncio.timeout(BOUND_S):
+                while len(siege.waits_s) < seen + 2 and not other.done():
+                    await asyncio.sleep(0.01)
+        finally:
+            other.cancel()
+            await asyncio.wait((other,))
+        if not other.cancelled():
+            other.result()
+        assert max(siege.waits_s) < BOUND_S
+        await siege.good()
+        await siege.calm(tasks, fds)
+        assert _memory() - memory < MEMORY_MIB
+
+
+def _memory() -> float:
+    return psutil.Process().memory_info().rss / 2**20
