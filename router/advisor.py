@@ -3,8 +3,9 @@
     begin(progress, pair) ─▶ loads, caches, backlogs, costs ─▶ Options ─▶ decide ─▶ Watch
     Watch: first token ─▶ second ─▶ hand-off known ─▶ the last ─▶ costs learn, the decision gets its measured cost
 
-Every request teaches, whoever chose its way. A prompt teaches what prefill costs only if it was computed beside no other
-prompt of ours. What broke on the way teaches nothing. Does not know attempts, connections or what is done with a decision.
+Every request teaches, whoever chose its way: a prompt what prefill costs, by itself or with those that were before it, unless
+another of ours came after it, which may have shared its steps. What broke on the way teaches nothing.
+Does not know attempts, connections or what is done with a decision.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from contracts.clock import Clock
 from contracts.request import TokenDelta
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
 from observability.decision_metrics import DecisionMetrics
-from router.backlog import Backlog
+from router.backlog import Backlog, Run
 from router.config import DisaggregationConfig, DisaggregationMode
-from router.costs import Costs, PromptWork
+from router.costs import Costs, PromptWork, together
 from router.decision import Decision, Exploration, LocalCost, Options, Reason, RemoteCost, decide
 from router.exchange import Route
 from router.progress import Progress
@@ -65,7 +66,7 @@ class Advisor:
         self._loads = loads
         self._cached = cached
         self._backlogs: dict[WorkerRef, Backlog] = {}
-        self._exploration = Exploration(config.explore_share, config.explore_every_s, clock.now())
+        self.exploration = Exploration(config.explore_share, config.explore_every_s, clock.now())
         self._keys = itertools.count()
 
     @property
@@ -79,7 +80,7 @@ class Advisor:
         options = self._options(progress, prefill, decode)
         if reason is None:
             by_model = self.config.mode is DisaggregationMode.AUTO and self.config.above_tokens is None
-            explore = by_model and self._exploration.wants(options, self.clock.now())
+            explore = by_model and self.exploration.wants(options, self.clock.now())
             decision = decide(self.config, options, explore=explore)
         else:
             local_s, remote_s = options.local.total_s, options.remote.total_s
@@ -105,13 +106,13 @@ class Advisor:
 
     def _watch(self, progress: Progress, decision: Decision, scene: _Scene, work_s: float) -> Watch:
         now = self.clock.now()
-        self._exploration.went(decision.path, now)
+        self.exploration.went(decision.path, now)
         self.metrics.decided(decision.path.value, decision.reason.value)
         progress.decision = decision
         beside = scene.num_streams if decision.path is Route.COLOCATED else 0
         work = PromptWork(_num_tokens(progress), scene.num_cached, beside)
         watch = Watch(self, progress, scene.info.ref, (next(self._keys), now), (work, scene.load.decode_step_s))
-        self.backlog(scene.info.ref).prompt(watch.key, work.num_computed, work_s, now)
+        self.backlog(scene.info.ref).prompt(watch.key, work, work_s, now)
         return watch
 
     def _scene(self, info: WorkerInfo, progress: Progress) -> _Scene:
@@ -195,7 +196,7 @@ class Watch:
         self._computes = computes
         self._streams_at: WorkerRef | None = None
         self._work, self._step_s = expected
-        self._alone = False
+        self._run: Run | None = None
         self._first_at: float | None = None
         self._second = False
         self._taught_transfer = False
@@ -211,7 +212,7 @@ class Watch:
         if self._first_at is None:
             self._first_at = now = self._advisor.clock.now()
             self._work = replace(self._work, num_cached=delta.num_cached_tokens)
-            self._alone = self._advisor.backlog(self._computes).computed(self.key, now)
+            self._run = self._advisor.backlog(self._computes).computed(self.key, now)
             if self.path is Route.COLOCATED:
                 self._stream(self._computes, now)
         elif not self._second:
@@ -253,8 +254,11 @@ class Watch:
 
     def _teach_prefill(self, kind: WorkerKind) -> None:
         stages, costs = self._progress.stages, self._advisor.costs
-        if self._alone and stages.prefill_compute_s > 0:
-            costs.prefill[kind].observe(self._computes, self._work, stages.prefill_compute_s)
+        if self._run is not None and self._first_at is not None and stages.prefill_compute_s > 0:
+            alone = not self._run.before
+            sizes = together((*self._run.before, self._work))
+            took_s = stages.prefill_compute_s if alone else self._first_at - self._run.since
+            costs.prefill[kind].observe(self._computes, sizes, took_s)
         if self._first_at is not None:
             waited_s = self._first_at - self._started_at
             costs.overhead[kind].observe(waited_s - stages.prefill_queue_s - stages.prefill_compute_s)
@@ -275,6 +279,7 @@ class Watch:
             self._advisor.costs.settle.observe(settled_s)
             measured_s += stages.transfer_s + settled_s
         self._progress.decision = decision = replace(self._decision, measured_s=measured_s)
+        self._advisor.exploration.learnt(decision)
         predicted_s = decision.predicted_s
         error_s = None if predicted_s is None else abs(measured_s - predicted_s)
         self._advisor.metrics.measured(decision.path.value, error_s, decision.regret_s)

@@ -3,13 +3,15 @@
     prompt ──▶ computed ──▶ stream ──▶ end          a prompt's work counts until its first token; `end` takes it out anywhere
 
 A worker's announcement is late, by seconds, and counts our own requests too. So what others have there is what it announced
-above the most that we had in that time: seldom too much, and 0 with one router. Does not know clocks, workers or costs.
+above the most that we had in that time: seldom too much, and 0 with one router. Does not know clocks or what work costs.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+
+from router.costs import PromptWork
 
 LATE_S = 2.5  # how old an announcement may be: longer than workers are apart with theirs
 
@@ -35,11 +37,22 @@ class Peak:
         return max(self.value, self._before[0][1] if self._before else 0)
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Prompts that one worker computed one after the other without a pause since `since`: of one that has just made its
+    first token those before it, in order, none when it was alone.
+    """
+
+    since: float
+    before: tuple[PromptWork, ...]
+
+
 @dataclass(slots=True)
 class _Prompt:
-    num_tokens: int
+    work: PromptWork
     work_s: float
-    alone: bool  # with no other prompt of ours at any moment
+    run: Run
+    followed: bool = False  # by another of ours, which may have shared its steps
 
 
 class Backlog:
@@ -75,24 +88,25 @@ class Backlog:
         tokens, requests = announced
         return max(0, tokens - self._tokens.at(now)), max(0, requests - self._requests.at(now))
 
-    def prompt(self, key: int, num_tokens: int, work_s: float, now: float) -> None:
-        """A prompt of which `num_tokens` must be computed is on its way there, and should take `work_s`."""
+    def prompt(self, key: int, work: PromptWork, work_s: float, now: float) -> None:
+        """A prompt is on its way there, and should take `work_s`."""
         for present in self._prompts.values():
-            present.alone = False
+            present.followed = True
         if not self._prompts:
             self._head_since = now
-        self._prompts[key] = _Prompt(num_tokens, work_s, alone=not self._prompts)
+        run = Run(self._head_since, tuple(present.work for present in self._prompts.values()))
+        self._prompts[key] = _Prompt(work, work_s, run)
         self._count(now)
 
-    def computed(self, key: int, now: float) -> bool:
-        """Its first token came; whether it was alone all the time, so that its duration is its own."""
+    def computed(self, key: int, now: float) -> Run | None:
+        """Its first token came. What that tells of durations; None where others of ours may have shared its steps."""
         if key not in self._prompts:
-            return False
+            return None
         if key == next(iter(self._prompts)):
             self._head_since = now
         prompt = self._prompts.pop(key)
         self._count(now)
-        return prompt.alone
+        return None if prompt.followed else prompt.run
 
     def stream(self, key: int, now: float) -> None:
         """Its tokens come from there from now on."""
@@ -106,5 +120,5 @@ class Backlog:
         self._count(now)
 
     def _count(self, now: float) -> None:
-        self._tokens.change(sum(prompt.num_tokens for prompt in self._prompts.values()), now)
+        self._tokens.change(sum(prompt.work.num_computed for prompt in self._prompts.values()), now)
         self._requests.change(len(self._prompts) + len(self._streams), now)

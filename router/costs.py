@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from contracts.worker import WorkerKind, WorkerRef
@@ -30,6 +30,7 @@ _ROUNDS = 3  # of reweighting
 _HUBER = 3.0  # median errors, above which a sample pulls no harder
 _LEAST_ERROR = 0.05  # relative: what is nearer than this is no error
 _ANCHOR_WEIGHT = 0.1  # of the prior at one anchor, in samples
+_AGREED, _DRIFT = 3, 0.3  # as many in a row that are off to one side, by this or their usual error, are a new pace
 _SURPRISE = 0.5  # how far, in natural logarithms, one sample may move a worker's factor
 _GRAIN_S = 1e-3  # durations below are not told apart
 _WINDOW = 32  # samples that a mean remembers
@@ -62,10 +63,13 @@ class LinearCost:
             int, deque[_Sample]
         ] = {}  # by class of size, so that a rare size is not forgotten for a common one
         self._coefficients = self._prior
+        self._newest: deque[_Sample] = deque(maxlen=_AGREED)
+        self._usual_error = _DRIFT
+        self._drift = 1.0
 
     def predict(self, sizes: Sequence[float]) -> float:
         """Seconds that work of these sizes takes; never negative, and never less for more work."""
-        return _dot(self._coefficients, sizes)
+        return self._drift * _dot(self._coefficients, sizes)
 
     def observe(self, sizes: Sequence[float], seconds: float) -> None:
         """Work of these sizes took so long. What is not a duration (negative, infinite, not a number) is ignored."""
@@ -74,9 +78,22 @@ class LinearCost:
         self.num_samples += 1
         believed_s = _dot(self._prior, sizes)
         kept = self._kept.setdefault(math.frexp(believed_s)[1], deque(maxlen=_KEPT))
-        kept.append(_Sample(tuple(sizes), seconds, self.num_samples, believed_s))
+        sample = _Sample(tuple(sizes), seconds, self.num_samples, believed_s)
+        kept.append(sample)
+        self._newest.append(sample)
         if self.num_samples <= _EAGER or self.num_samples % _LAZY == 0:
             self._fit()
+        self._drift = self._drifted()
+
+    def _drifted(self) -> float:
+        """By which factor the newest samples differ from the fit, if all of them do and to the same side; else 1."""
+        if len(self._newest) < _AGREED:
+            return 1.0
+        grain_s = self._grain_s
+        fitted = [_dot(self._coefficients, sample.sizes) + grain_s for sample in self._newest]
+        factors = sorted((s.seconds + grain_s) / f for s, f in zip(self._newest, fitted, strict=True))
+        far = 1 + max(_DRIFT, self._usual_error)
+        return factors[_AGREED // 2] if factors[0] > far or factors[-1] < 1 / far else 1.0
 
     def _fit(self) -> None:
         """Scale the prior to the samples, then let them pull it into shape, those that lie far off no harder than others."""
@@ -95,6 +112,7 @@ class LinearCost:
                 pull = 1.0 if error <= bound else bound / error
                 rows.append((sample.sizes, sample.seconds, age * pull / e**2))
             fitted = _least_squares(rows)
+            self._usual_error = bound
         self._coefficients = fitted
 
 
@@ -188,6 +206,9 @@ class Smoothed:
         self.mean_s += share * max(-bound, min(bound, away))
 
 
+Sizes = tuple[float, float, float, float]
+
+
 @dataclass(frozen=True, slots=True)
 class PromptWork:
     """A prompt of `num_tokens` tokens of which `num_cached` need not be computed, beside `num_beside` decodes."""
@@ -202,11 +223,17 @@ class PromptWork:
         return max(1, self.num_tokens - self.num_cached)
 
     @property
-    def sizes(self) -> tuple[float, float, float, float]:
+    def sizes(self) -> Sizes:
         """(1, computed/1000, (S² − c²)/10⁶, decodes beside/100): of like magnitude, for the arithmetic's sake."""
         num_computed = self.num_computed
         attended = num_computed * (2 * max(self.num_tokens, num_computed) - num_computed)
         return 1.0, num_computed / 1e3, attended / 1e6, self.num_beside / 100
+
+
+def together(works: Iterable[PromptWork]) -> Sizes:
+    """The sizes of several prompts, one after the other."""
+    ones, computed, attended, beside = (sum(part) for part in zip(*(work.sizes for work in works), strict=True))
+    return ones, computed, attended, beside
 
 
 _PREFILL_ANCHORS = tuple(
@@ -243,12 +270,12 @@ class PrefillCost:
         logarithm, num_samples = self._factors.get(ref, (0.0, 0))
         return self._curve.predict(work.sizes) * math.exp(logarithm * num_samples / (num_samples + _TRUSTED))
 
-    def observe(self, ref: WorkerRef, work: PromptWork, seconds: float) -> None:
-        """It took so long."""
+    def observe(self, ref: WorkerRef, sizes: Sizes, seconds: float) -> None:
+        """Work of these sizes, of one prompt or of several together, took so long."""
         if not (math.isfinite(seconds) and seconds > 0):
             return
-        expected = self._curve.predict(work.sizes)
-        self._curve.observe(work.sizes, seconds)
+        expected = self._curve.predict(sizes)
+        self._curve.observe(sizes, seconds)
         logarithm, num_samples = self._factors.pop(ref, (0.0, 0))  # the newest goes to the end
         if self.num_samples > 1:
             away = math.log((seconds + _GRAIN_S) / (expected + _GRAIN_S)) - logarithm

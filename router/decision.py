@@ -25,6 +25,9 @@ from enum import StrEnum
 from router.config import DisaggregationConfig, DisaggregationMode
 from router.exchange import Route
 
+MOST = 0.3  # by which share exploring may delay one request
+PATIENCE_S = 30.0  # after which it may be more
+
 
 class Reason(StrEnum):
     """Why a request goes the way it does; drawn above."""
@@ -147,7 +150,9 @@ class Exploration:
 
     Every request of the model's choice earns the share `budget` of its predicted cost; going the dearer way spends the
     predicted difference. So exploring adds at most that share to the delay that is predicted of all requests together. A way
-    is due when nobody went it for `every_s`; a budget of 0 explores nothing.
+    is due when nobody went it for `every_s`, and then for a request to which it is dearer by at most the share MOST; by more
+    the longer nobody went it, so that no belief lasts for ever. What turned out cheaper than the other way was predicted to be
+    is gone again at once. A budget of 0 explores nothing.
     """
 
     def __init__(self, budget: float, every_s: float, now: float) -> None:
@@ -155,6 +160,7 @@ class Exploration:
         self._every_s = every_s
         self._saved_s = 0.0
         self._gone_at = dict.fromkeys(Route, now)
+        self._promising: Route | None = None
 
     def wants(self, options: Options, now: float) -> bool:
         """Whether this request shall go the dearer way; then it is paid for."""
@@ -162,8 +168,11 @@ class Exploration:
         cost_s = options.cost_s(cheaper)
         self._saved_s += self._budget * cost_s
         price_s = max(0.0, options.cost_s(other(cheaper)) - cost_s)
-        due = self._budget > 0 and now - self._gone_at[other(cheaper)] >= self._every_s
-        if not due or price_s > self._saved_s:
+        if self._promising is other(cheaper):
+            return True
+        since_s = now - self._gone_at[other(cheaper)]
+        most_s = MOST * cost_s * max(1.0, since_s / PATIENCE_S)
+        if self._budget == 0 or since_s < self._every_s or price_s > min(self._saved_s, most_s):
             return False
         self._saved_s -= price_s
         return True
@@ -171,3 +180,10 @@ class Exploration:
     def went(self, path: Route, now: float) -> None:
         """A request went this way, for whatever reason."""
         self._gone_at[path] = now
+        self._promising = None
+
+    def learnt(self, decision: Decision) -> None:
+        """An attempt was measured. Exploring that paid off, against what was predicted, goes on with the next request."""
+        cheaper_s = decision.predicted_local_s if decision.path is Route.DISAGGREGATED else decision.predicted_remote_s
+        if decision.reason is Reason.EXPLORE and decision.measured_s is not None and cheaper_s is not None:
+            self._promising = decision.path if decision.measured_s < cheaper_s else None

@@ -2,14 +2,17 @@
 
 import pytest
 
-from router.backlog import LATE_S, Backlog, Peak
+from router.backlog import LATE_S, Backlog, Peak, Run
+from router.costs import PromptWork
+
+A, B = PromptWork(100), PromptWork(80, 30)
 
 
 def test_work_counts_until_it_is_computed_and_the_first_s_runs_down() -> None:
     backlog = Backlog()
     assert (backlog.waiting_s(0.0), backlog.empty) == (0.0, True)
-    backlog.prompt(1, 100, 1.0, 0.0)
-    backlog.prompt(2, 50, 0.5, 0.2)
+    backlog.prompt(1, A, 1.0, 0.0)
+    backlog.prompt(2, B, 0.5, 0.2)
     assert backlog.waiting_s(0.4) == 0.6 + 0.5
     assert backlog.waiting_s(9.0) == 0.5  # the first takes longer than it should; the second has not begun
     backlog.computed(1, 9.0)
@@ -18,15 +21,17 @@ def test_work_counts_until_it_is_computed_and_the_first_s_runs_down() -> None:
     assert (backlog.waiting_s(9.2), backlog.empty) == (0.0, True)
 
 
-def test_a_prompt_is_alone_only_if_it_was_all_the_time() -> None:
+def test_a_prompt_tells_how_long_it_and_those_before_it_took_unless_another_followed() -> None:
     backlog = Backlog()
-    backlog.prompt(1, 100, 1.0, 0.0)
-    assert backlog.computed(1, 1.0)
-    backlog.prompt(2, 100, 1.0, 1.0)
-    backlog.prompt(3, 100, 1.0, 1.5)
-    assert not backlog.computed(2, 2.0)
-    assert not backlog.computed(3, 3.0)
-    assert not backlog.computed(3, 3.0)
+    backlog.prompt(1, A, 1.0, 0.0)
+    assert backlog.computed(1, 1.0) == Run(0.0, ())
+    backlog.prompt(2, A, 1.0, 2.0)
+    backlog.prompt(3, B, 1.0, 2.5)
+    assert backlog.computed(2, 3.0) is None
+    backlog.prompt(4, A, 1.0, 3.2)
+    assert backlog.computed(3, 3.5) is None
+    assert backlog.computed(4, 4.0) == Run(3.0, (B,))
+    assert backlog.computed(4, 4.0) is None
 
 
 def test_streams_are_counted_until_they_end() -> None:
@@ -40,7 +45,7 @@ def test_streams_are_counted_until_they_end() -> None:
 
 def test_what_we_had_a_moment_ago_is_not_others() -> None:
     backlog = Backlog()
-    backlog.prompt(1, 100, 1.0, 0.0)
+    backlog.prompt(1, A, 1.0, 0.0)
     backlog.computed(1, 1.0)
     backlog.end(1, 1.0)
     assert backlog.others((100, 1), 1.0 + LATE_S / 2) == (0, 0)

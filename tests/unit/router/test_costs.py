@@ -26,7 +26,7 @@ def taught(num_samples: int, *, speed: float = 1.0, outliers: float = 0.0, seed:
         cached = rng.choice([0, 0, 32])
         work = PromptWork(cached + rng.choice([32, 100, 300, 900, 2000]), cached, rng.choice([0, 0, 4]))
         spoilt = 15 if rng.random() < outliers else 1
-        cost.observe(HERE, work, spoilt * truth(work, speed) * rng.lognormvariate(0, 0.1))
+        cost.observe(HERE, work.sizes, spoilt * truth(work, speed) * rng.lognormvariate(0, 0.1))
     return cost
 
 
@@ -48,7 +48,7 @@ def test_one_in_ten_that_took_fifteen_times_as_long_changes_little(seed: int) ->
 
 def test_one_sample_sets_the_scale_at_every_size() -> None:
     cost = PrefillCost()
-    cost.observe(HERE, PromptWork(512), truth(PromptWork(512), 0.02))
+    cost.observe(HERE, PromptWork(512).sizes, truth(PromptWork(512), 0.02))
     assert max(errors(cost, 0.02)) < 0.6  # the shape is the prior's
 
 
@@ -57,15 +57,15 @@ def test_a_worker_that_becomes_three_times_as_slow_is_so_after_a_while() -> None
     rng = random.Random(2)
     for _ in range(80):
         work = PromptWork(rng.choice([32, 100, 300, 900, 2000]))
-        cost.observe(HERE, work, truth(work, 3))
+        cost.observe(HERE, work.sizes, truth(work, 3))
     assert max(errors(cost, 3)[1:4]) < 0.15
 
 
 def test_each_worker_of_a_pool_is_known_by_itself() -> None:
     cost, slow = PrefillCost(), WorkerRef("slow", 1)
     for size in (50, 200, 800) * 30:
-        cost.observe(HERE, PromptWork(size), truth(PromptWork(size)))
-        cost.observe(slow, PromptWork(size), truth(PromptWork(size), 2))
+        cost.observe(HERE, PromptWork(size).sizes, truth(PromptWork(size)))
+        cost.observe(slow, PromptWork(size).sizes, truth(PromptWork(size), 2))
     for ref, speed in ((HERE, 1), (slow, 2)):
         assert cost.predict(ref, PromptWork(400)) == pytest.approx(truth(PromptWork(400), speed), rel=0.15)
     unknown = cost.predict(WorkerRef("new", 1), PromptWork(400))
@@ -79,7 +79,7 @@ def test_a_worker_s_own_word_counts_until_something_is_known() -> None:
     assert cost.predict(HERE, PromptWork(1000)) == pytest.approx(1.0, rel=0.05)  # the prior's
     cost.believe(20_000.0)
     assert cost.predict(HERE, PromptWork(1000)) == pytest.approx(0.05, rel=0.05)
-    cost.observe(HERE, PromptWork(1000), 0.1)
+    cost.observe(HERE, PromptWork(1000).sizes, 0.1)
     cost.believe(1.0)
     assert cost.predict(HERE, PromptWork(1000)) == pytest.approx(0.1, rel=0.1)
 
@@ -110,7 +110,7 @@ WORK = st.builds(PromptWork, st.integers(1, 200_000), st.integers(0, 200_000), s
 def test_whatever_was_seen_estimates_are_finite_and_grow_with_the_work(seen, work: PromptWork, more: int) -> None:
     cost, costs = PrefillCost(), Costs()
     for sample, seconds in seen:
-        cost.observe(HERE, sample, seconds)
+        cost.observe(HERE, sample.sizes, seconds)
         costs.transferred(sample.num_tokens * 1e4, seconds)
         costs.settle.observe(seconds)
         costs.overhead[WorkerKind.PREFILL].observe(seconds)
