@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from contracts.errors import ConfigError
 from contracts.pb.diptych.v1 import inference_pb2_grpc, registry_pb2_grpc
+from observability.door_metrics import DoorMetrics
 from router.config import RouterConfig
 from router.grpc_front import INFERENCE_SERVICE, REGISTRY_SERVICE, InferenceServicer, RegistryServicer
 from router.http_server import HttpServer
@@ -23,6 +25,7 @@ from router.key_door import METRICS_PATH, OPEN_PATHS, KeyInterceptor, Lock
 from router.keys import Doorkeeper, KeyBook, OpenDoor
 from rpc.proof_guard import CLUSTER_SERVICE, ProofGuard
 from rpc.server import RpcServer
+from rpc.tls import TlsFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ class Doors:
         apart = access.workers is not None
         shared_services = () if apart else (REGISTRY_SERVICE,)
         open_services = (*shared_services, CLUSTER_SERVICE)
-        locks = () if self._keys is None else (KeyInterceptor(self._keys, open_services),)
+        locks = () if self._keys is None else (KeyInterceptor(self._keys, open_services, self._refused),)
         self._guard = None if access.secret is None else ProofGuard(access.secret)
         proofs = () if self._guard is None else (self._guard,)
         services = (INFERENCE_SERVICE, *shared_services)
@@ -55,11 +58,26 @@ class Doors:
             RpcServer(access.workers, (REGISTRY_SERVICE,), proofs) if access.workers is not None else self._users
         )
         self._http: HttpServer | None = None
+        self._metrics: DoorMetrics | None = None
+        tls = config.http.tls
+        self._shown = TlsFiles(tls) if tls is not None and tls.listens else None
+
+    def measure(self, registry: CollectorRegistry) -> None:
+        """Export the doors' series there."""
+        self._metrics = DoorMetrics(registry, self._expires_at)
+
+    def _refused(self, door: str) -> None:
+        if self._metrics is not None:
+            self._metrics.refused(door)
+
+    def _expires_at(self) -> float:
+        not_after = None if self._shown is None else self._shown.current().not_after
+        return 0.0 if not_after is None else not_after.timestamp()
 
     def serve(self, app: ASGIApp, inference: InferenceServicer, registry: RegistryServicer) -> None:
         """Put these behind the doors; once, before `start`."""
         open_paths = OPEN_PATHS if self._config.access.protect_metrics else OPEN_PATHS | {METRICS_PATH}
-        locked = app if self._keys is None else Lock(app, self._keys, open_paths)
+        locked = app if self._keys is None else Lock(app, self._keys, open_paths, self._refused)
         self._http = HttpServer(self._config.http, locked)
         inference_pb2_grpc.add_InferenceServicer_to_server(inference, self._users.grpc_server)
         registry_pb2_grpc.add_RegistryServicer_to_server(registry, self._workers.grpc_server)

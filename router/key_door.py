@@ -35,8 +35,12 @@ _Resp = TypeVar("_Resp")
 class Lock:
     """An ASGI application that lets those requests through to `app` whose caller is known, or whose path is open."""
 
-    def __init__(self, app: ASGIApp, doorkeeper: Doorkeeper, open_paths: frozenset[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, doorkeeper: Doorkeeper, open_paths: frozenset[str], on_refused: Callable[[str], object]
+    ) -> None:
+        """`on_refused` hears of each that is not let in, by the name of the door."""
         self._app = app
+        self._on_refused = on_refused
         self._doorkeeper = doorkeeper
         self._open_paths = open_paths
 
@@ -47,6 +51,7 @@ class Lock:
             try:
                 scope[_SCOPE_KEY] = self._doorkeeper.caller(given[0].decode("latin-1") if given else "")
             except Unauthenticated as error:
+                self._on_refused("http")
                 await _read_on(receive)
                 response = error_response(error)
                 response.headers["Connection"] = "close"  # its body may not have been read to the end
@@ -79,8 +84,12 @@ async def _read_on(receive: Receive) -> None:
 class KeyInterceptor(grpc.aio.ServerInterceptor):
     """Lets calls through whose caller is known, and those to health checking and to services in `open_services`."""
 
-    def __init__(self, doorkeeper: Doorkeeper, open_services: Sequence[str] = ()) -> None:
+    def __init__(
+        self, doorkeeper: Doorkeeper, open_services: Sequence[str], on_refused: Callable[[str], object]
+    ) -> None:
+        """`on_refused` hears of each that is not let in, by the name of the door."""
         self._doorkeeper = doorkeeper
+        self._on_refused = on_refused
         self._open_services = frozenset((*open_services, health.SERVICE_NAME))
 
     async def intercept_service(
@@ -94,6 +103,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
             try:
                 self._doorkeeper.caller(authorization(handler_call_details.invocation_metadata))
             except Unauthenticated as error:
+                self._on_refused("grpc")
                 return _refusal(error)
         return await continuation(handler_call_details)
 

@@ -102,6 +102,7 @@ class RouterServer:
         front = HttpFront(service, self._health.report, metrics, limits, new_id, config.chat)
         self._doors = Doors(config)
         self._doors.watch_refusals(self._resilience.call_refused)
+        self._doors.measure(metrics.registry)
         servicer = InferenceServicer(service, config.request_timeout_s, new_id, self._doors.doorkeeper)
         self._doors.serve(front.app, servicer, RegistryServicer(self._registry))
         self._tasks: list[asyncio.Task[None]] = []

@@ -89,6 +89,7 @@ async def test_no_path_but_the_named_ones_is_open(served, authorization):
     assert (await served.http.get("/health", headers=headers)).status_code == 200
     assert (await served.http.get("/version", headers=headers)).status_code == 200
     assert (await served.http.get("/metrics", headers=headers)).status_code == 200
+    assert await served.metric("diptych_api_key_refusals_total", door="http") == 7
 
 
 async def test_a_refusal_is_heard_by_a_client_that_sends_a_large_prompt(served):
@@ -142,6 +143,7 @@ async def test_grpc_calls_need_a_key_and_health_does_not(served):
             ]
             codes = [await code_of(call) for call in refused]
             assert codes == [grpc.StatusCode.UNAUTHENTICATED] * 3
+        assert await served.metric("diptych_api_key_refusals_total", door="grpc") == 3 * len(WRONG)
         health = health_pb2_grpc.HealthStub(channel)
         async with asyncio.timeout(5):  # it says what the router's housekeeping found last
             while (await health.Check(health_pb2.HealthCheckRequest())).status != SERVING:

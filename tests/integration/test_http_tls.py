@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import re
 import ssl
+import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -60,6 +62,8 @@ async def test_an_answer_whole_and_streamed(tmp_path, known):
         assert (await http.post("/v1/completions", json=BODY)).json()["usage"]["completion_tokens"] == 4
         streamed = await http.post("/v1/completions", json={**BODY, "stream": True})
         assert streamed.text.endswith("data: [DONE]\n\n")
+        (expires,) = re.findall(r"^diptych_tls_certificate_expires_seconds (\S+)$", (await http.get("/metrics")).text, re.M)
+        assert abs(float(expires) - (time.time() + 86400)) < 3600
         async with client(running, known.config("me"), "127.0.0.1") as by_address:
             assert (await by_address.get("/version")).status_code == 200
 
