@@ -62,7 +62,9 @@ async def test_an_answer_whole_and_streamed(tmp_path, known):
         assert (await http.post("/v1/completions", json=BODY)).json()["usage"]["completion_tokens"] == 4
         streamed = await http.post("/v1/completions", json={**BODY, "stream": True})
         assert streamed.text.endswith("data: [DONE]\n\n")
-        (expires,) = re.findall(r"^diptych_tls_certificate_expires_seconds (\S+)$", (await http.get("/metrics")).text, re.M)
+        (expires,) = re.findall(
+            r"^diptych_tls_certificate_expires_seconds (\S+)$", (await http.get("/metrics")).text, re.M
+        )
         assert abs(float(expires) - (time.time() + 86400)) < 3600
         async with client(running, known.config("me"), "127.0.0.1") as by_address:
             assert (await by_address.get("/version")).status_code == 200
