@@ -3,7 +3,7 @@
     round_robin        each in turn
     least_loaded       the least burden in tokens (`burden`)
     power_of_two       the less burdened of two drawn at random
-    prefix_aware       the least burden once the tokens that it need not compute, or be sent, are taken off
+    prefix_aware       the least burden once what it has of the prompt already is taken off
     session_affinity   one session, one worker, unless that one is far over the others
     <any other name>   a plug-in: an entry point of the group `diptych.policies` (docs/POLICIES.md)
 

@@ -20,7 +20,7 @@ from router.policies.load import worker_id
 
 SESSION_BLOCKS = 8
 MOST_OVER = 1.25
-_SLACK_TOKENS = 2048  # so that idle workers are not called overloaded for one request
+_SLACK_TOKENS = 512  # so that idle workers are not called overloaded for one request
 
 
 class SessionAffinity:

@@ -184,9 +184,9 @@ class TestPrefixAware:
         policy = self.policy(pool, {"b": 40, "c": 72}, kind)
         assert names(policy, pool, [self.prompt] * 3) == ["c"] * 3
 
-    def test_a_queue_longer_than_the_prefix_does_not(self):
-        longer = [candidate("a"), candidate("b", tokens=41)]
-        shorter = [candidate("a"), candidate("b", tokens=39)]
+    def test_a_queue_longer_than_the_prefix_is_worth_does_not(self):
+        longer = [candidate("a"), candidate("b", tokens=61)]
+        shorter = [candidate("a"), candidate("b", tokens=59)]
         policy = self.policy(longer, {"b": 40})
         assert names(policy, longer, [self.prompt]) == ["a"]
         assert names(policy, shorter, [self.prompt]) == ["b"]
