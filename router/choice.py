@@ -13,12 +13,12 @@ Does not know what the worker will be asked to do.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
 from router.fit import fits
 from router.pairs import Pair, PairBook, PairState
 from router.policies import Candidate, Policy
-from router.pools import Pools
 from router.progress import Progress
 from router.prompts import Prompts
 
@@ -26,10 +26,18 @@ _CROWDED = 0.9  # share of the KV memory that is in use
 _MOST_AHEAD = 16  # requests more than the one with the fewest: streams are worth more than shared blocks then
 
 
+class Offers(Protocol):
+    """Who takes work now: `router.pools.Pools`, or the simulator's."""
+
+    def candidates(self, kind: WorkerKind) -> tuple[Candidate, ...]:
+        """The workers of a pool that take work now."""
+        ...
+
+
 class Chooser:
     """Owns one policy per pool."""
 
-    def __init__(self, pools: Pools, policies: Mapping[WorkerKind, Policy], book: PairBook, prompts: Prompts) -> None:
+    def __init__(self, pools: Offers, policies: Mapping[WorkerKind, Policy], book: PairBook, prompts: Prompts) -> None:
         """`prompts` knows who has what of a request's prompt."""
         self.prompts = prompts
         self._pools = pools
