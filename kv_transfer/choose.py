@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from contracts.errors import ConfigError, TransferFailed
+from contracts.secret import ClusterSecret
 from contracts.worker import ConnectorAddress
 from kv_transfer.connector import Connector
 from kv_transfer.shm import KIND as SHM
@@ -28,12 +29,16 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True)
 class NetworkConfig:
-    """Where the `tcp` connector listens, and under which host and port others reach it (None: those it listens at)."""
+    """Where the `tcp` connector listens, and under which host and port others reach it (None: those it listens at).
+
+    `secret` is what both ends of every connector's session prove to each other that they know; None proves nothing.
+    """
 
     bind_host: str = "127.0.0.1"
     port: int = 0
     advertise_host: str | None = None
     advertise_port: int | None = None
+    secret: ClusterSecret | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +51,12 @@ class Backend:
 
 
 def _tcp(network: NetworkConfig) -> Connector:
-    return TcpConnector(network.bind_host, network.port, (network.advertise_host, network.advertise_port))
+    advertised = network.advertise_host, network.advertise_port
+    return TcpConnector(network.bind_host, network.port, advertised, secret=network.secret)
 
 
 BACKENDS: tuple[Backend, ...] = (
-    Backend(SHM, why_not, lambda _: ShmConnector()),
+    Backend(SHM, why_not, lambda network: ShmConnector(secret=network.secret)),
     Backend(TCP, lambda: None, _tcp),
 )
 

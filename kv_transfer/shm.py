@@ -27,9 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contracts.errors import ConfigError, TransferFailed
+from contracts.secret import ClusterSecret
 from contracts.worker import ConnectorAddress
 from kv_transfer.connector import ByteRange, Capabilities, Region, Write
 from kv_transfer.endings import run_to_end, until_done
+from kv_transfer.handshake import session_key
 from kv_transfer.region import sealable_memfd
 from kv_transfer.shm_door import Door, Keys, is_alive, knock
 from kv_transfer.slots import SlotReader, SlotTable, reopen, try_lock
@@ -122,9 +124,13 @@ class _Mapped:
 
 
 class ShmConnector:
-    """See Connector. `piece_bytes` is how much is copied between two looks at the key."""
+    """See Connector. `piece_bytes` is how much is copied between two looks at the key.
 
-    def __init__(self, piece_bytes: int = PIECE_BYTES) -> None:
+    With a `secret` both sides prove that they know it before memory is handed out.
+    """
+
+    def __init__(self, piece_bytes: int = PIECE_BYTES, secret: ClusterSecret | None = None) -> None:
+        self._key = session_key(secret, KIND)
         self._piece_bytes = piece_bytes
         self._memory: NDArray[np.uint8] | None = None
         self._table: SlotTable | None = None
@@ -145,7 +151,7 @@ class ShmConnector:
             raise ConfigError("connector: shm needs KV memory in a memfd, which this machine did not give")
         self._memory = np.frombuffer(region.buffer, dtype=np.uint8)
         self._table = SlotTable()
-        self._door = Door(region.fd, self._table.reader_fd, len(region.buffer))
+        self._door = Door((region.fd, len(region.buffer)), self._table.reader_fd, self._key)
 
     def address(self) -> ConnectorAddress:
         """See Connector; the abstract socket's name."""
@@ -219,7 +225,7 @@ class ShmConnector:
     async def _map(self, name: str) -> _Mapped:
         loop = asyncio.get_running_loop()
         try:
-            target = await loop.run_in_executor(self._threads, lambda: _Mapped(knock(name)))
+            target = await loop.run_in_executor(self._threads, lambda: _Mapped(knock(name, self._key)))
         finally:
             del self._knocking[name]
         self._targets[name] = target

@@ -3,8 +3,8 @@
     source: sendmsg gathers from the KV memory        target: recv_into scatters into the KV memory (`tcp_target.py`)
 
 A write is one frame and its acknowledgement (`tcp_wire.py`), in a thread, on a connection of its own that is kept for the
-next. Not encrypted: for a trusted network, as all of the KV plane. Socket buffers are left to the kernel's auto-tuning, which
-goes further than SO_SNDBUF may without privileges. Does not know blocks or requests.
+next. Not encrypted: for a network where nobody listens, as all of the KV plane. Socket buffers are left to the kernel's
+auto-tuning, which goes further than SO_SNDBUF may without privileges. Does not know blocks or requests.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from contracts.errors import ConfigError, TransferFailed
+from contracts.secret import ClusterSecret, ProofKey
 from contracts.worker import ConnectorAddress
 from kv_transfer.connector import ByteRange, Capabilities, Region, Write
 from kv_transfer.endings import run_to_end, until_done
+from kv_transfer.handshake import session_key
 from kv_transfer.tcp_target import TargetLimits, TcpTarget
 from kv_transfer.tcp_wire import (
     ACK_BYTES,
-    HELLO,
     MAX_RANGES,
     check_ack,
+    greet,
     pack_write,
     receive_exactly,
     send_all,
@@ -46,16 +48,14 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on close, throw away what is not 
 class _Line:
     """One connection to a target, used by one thread at a time; `cut` may come from another."""
 
-    def __init__(self, host: str, port: int, stall_s: float) -> None:
+    def __init__(self, host: str, port: int, stall_s: float, key: ProofKey | None) -> None:
         self._stall_s = stall_s
         self._socket = socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT_S)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             self._socket.settimeout(stall_s)
-            self._socket.sendall(HELLO)
-            if receive_exactly(self._socket, len(HELLO), min(stall_s, _CONNECT_TIMEOUT_S)) != HELLO:
-                raise OSError("it is not one of ours")
+            greet(self._socket, key, min(stall_s, _CONNECT_TIMEOUT_S))
         except OSError:
             self._socket.close()
             raise
@@ -113,7 +113,8 @@ class _Job:
 class _Target:
     """The lines to one address; methods run in threads unless said otherwise. `turns` and `users` belong to the event loop."""
 
-    def __init__(self, address: ConnectorAddress, stall_s: float) -> None:
+    def __init__(self, address: ConnectorAddress, stall_s: float, key: ProofKey | None) -> None:
+        self._key = key
         self._host, self._port = split_address(address)
         self._name = f"{KIND}:{address.address}"
         self._stall_s = stall_s
@@ -170,7 +171,7 @@ class _Target:
                 return line
             line.close()
         try:
-            return _Line(self._host, self._port, self._stall_s)
+            return _Line(self._host, self._port, self._stall_s, self._key)
         except OSError as error:
             raise TransferFailed(f"{self._name}: {error}") from error
 
@@ -182,7 +183,8 @@ class _Target:
 class TcpConnector:
     """See Connector. Listens at `host` (`port` 0: any free one).
 
-    Others reach it at `advertised`, a host and a port; a part that is None is the one it listens at.
+    Others reach it at `advertised`, a host and a port; a part that is None is the one it listens at. With a `secret` both
+    sides of each connection prove that they know it before a byte is written.
     """
 
     def __init__(
@@ -191,7 +193,9 @@ class TcpConnector:
         port: int = 0,
         advertised: tuple[str | None, int | None] = (None, None),
         limits: TargetLimits | None = None,
+        secret: ClusterSecret | None = None,
     ) -> None:
+        self._key = session_key(secret, KIND)
         self._where = (host, port)
         self._advertised = advertised
         self._limits = limits or TargetLimits()
@@ -210,7 +214,7 @@ class TcpConnector:
     def expose(self, region: Region) -> None:
         """See Connector. ConfigError when it cannot listen where it was told to."""
         try:
-            self._target = TcpTarget(region.buffer, self._windows, self._where, self._limits)
+            self._target = TcpTarget(region.buffer, self._windows, self._where, (self._limits, self._key))
         except OSError as error:
             host, port = self._where
             raise ConfigError(f"connector: tcp cannot listen on {host}:{port}: {error}") from error
@@ -270,7 +274,7 @@ class TcpConnector:
         self._exposed()
         if address not in self._reached:
             self._forget_ended()
-            self._reached[address] = _Target(address, self._limits.stall_s)
+            self._reached[address] = _Target(address, self._limits.stall_s, self._key)
         target = self._reached[address]
         target.users += 1
         try:

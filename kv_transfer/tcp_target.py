@@ -14,13 +14,14 @@ import threading
 from dataclasses import dataclass
 
 from contracts.errors import TransferFailed
+from contracts.secret import ProofKey
 from kv_transfer.tcp_wire import (
     HEADER_BYTES,
-    HELLO,
     RANGE_BYTES,
     BadFrame,
     Header,
     Status,
+    meet,
     pack_ack,
     receive_exactly,
     shut,
@@ -38,24 +39,40 @@ _PIECE_BYTES = 1 << 20  # received at a time inside a window
 
 @dataclass(frozen=True, slots=True)
 class TargetLimits:
-    """What a source may cost. `stall_s` is the longest silence within a frame, and the time for a hello or a header."""
+    """What a source may cost. `stall_s` is the longest silence within a frame, and the time for a header.
+
+    Who has not introduced itself, and proven itself where that is asked for, has `hello_s` for it; of such there are at most
+    `max_strangers`, the oldest of whom makes room for the next.
+    """
 
     max_connections: int = 256
+    max_strangers: int = 32
     stall_s: float = 10.0
+    hello_s: float = 2.0
 
 
 class TcpTarget:
     """Listens from construction to `close`. Writes into `memory`, which it does not own, where `windows` allow it."""
 
-    def __init__(self, memory: memoryview, windows: WindowTable, where: tuple[str, int], limits: TargetLimits) -> None:
+    def __init__(
+        self,
+        memory: memoryview,
+        windows: WindowTable,
+        where: tuple[str, int],
+        terms: tuple[TargetLimits, ProofKey | None],
+    ) -> None:
+        """`terms`: what sources may cost, and what they prove themselves with, if they must."""
         self._memory = memory
         self._windows = windows
-        self._limits = limits
+        self._limits, self._key = terms
         host, port = where
         self._listener = socket.create_server((host, port), family=_family(host), backlog=128)
         self.port: int = self._listener.getsockname()[1]
         self._lock = threading.Lock()
         self._connections: dict[socket.socket, threading.Thread] = {}
+        self._strangers: dict[
+            socket.socket, None
+        ] = {}  # those of them that have not introduced themselves, oldest first
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._accept, name="kv-tcp-accept", daemon=True)
         self._thread.start()
@@ -85,18 +102,32 @@ class TcpTarget:
                     logger.warning("tcp: %s turned away: %d connections", peer, len(self._connections))
                     connection.close()
                     continue
-                thread = threading.Thread(target=self._serve, args=(connection,), name="kv-tcp", daemon=True)
-                self._connections[connection] = thread
-                thread.start()
+                self._admit(connection)
+
+    def _admit(self, connection: socket.socket) -> None:
+        """Give it a thread. Called with the lock held."""
+        if len(self._strangers) >= self._limits.max_strangers:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            shut(oldest)  # its thread does the rest
+        thread = threading.Thread(target=self._serve, args=(connection,), name="kv-tcp", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads: others may end
+            logger.warning("tcp: a connection was turned away: %s", error)
+            connection.close()
+            return
+        self._connections[connection] = thread
+        self._strangers[connection] = None
 
     def _serve(self, connection: socket.socket) -> None:
         try:
             connection.setblocking(False)  # every wait is a poll outside the window
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            if receive_exactly(connection, len(HELLO), self._limits.stall_s) != HELLO:
-                raise BadFrame("not one of ours")
-            connection.sendall(HELLO)
+            meet(connection, self._key, min(self._limits.hello_s, self._limits.stall_s))
+            with self._lock:
+                self._strangers.pop(connection, None)
             # Nothing to peek at is an orderly end between two frames.
             while wait_readable(connection, None) and connection.recv(1, socket.MSG_PEEK):
                 header = unpack_header(
@@ -108,6 +139,7 @@ class TcpTarget:
                 logger.warning("tcp: a connection was ended: %s", error)
         finally:
             with self._lock:
+                self._strangers.pop(connection, None)
                 del self._connections[connection]
                 connection.close()
 

@@ -1,5 +1,6 @@
 """The `tcp` connector's wire: what a source sends and a target answers, and the limits that a stranger meets.
 
+    with a cluster secret the second HELLO of both, between which they prove themselves: see `greet` and `meet`
     source ── HELLO ──▶ target        source ── WRITE header, ranges, the bytes ──▶ target       (many on one connection)
            ◀── HELLO ──                      ◀── ACK key, status ──
 
@@ -23,11 +24,14 @@ from enum import IntEnum
 from select import POLLIN, POLLRDHUP, poll
 
 from contracts.errors import TransferFailed
+from contracts.secret import NONCE_BYTES, PROOF_BYTES, ProofKey
 from kv_transfer.connector import ByteRange
+from kv_transfer.handshake import ANSWER_BYTES, SourceHandshake, TargetHandshake
 
 logger = logging.getLogger(__name__)
 
 HELLO = b"DIPTTCP\x02"
+HELLO_PROVEN = b"DIPTTCP\x03"
 MAX_RANGES = 65_536  # of one frame: 1 MiB of header
 _WRITE_MAGIC = 0x4B565752
 _ACK_MAGIC = 0x4B564143
@@ -49,6 +53,52 @@ class Status(IntEnum):
 
 class BadFrame(OSError):
     """The other side does not speak this protocol, or is too slow."""
+
+
+class Ended(BadFrame, ConnectionError):
+    """The other side has closed the connection in the middle of something."""
+
+
+def greet(sock: socket.socket, key: ProofKey | None, timeout_s: float) -> None:
+    """The source's part of the beginning. BadFrame says what is wrong with the other side; nothing was written then."""
+    ours = HELLO if key is None else HELLO_PROVEN
+    sock.sendall(ours)
+    theirs = bytes(receive_exactly(sock, len(ours), timeout_s))
+    if theirs != ours and theirs in (HELLO, HELLO_PROVEN):
+        raise BadFrame(f"only one side has a cluster secret, and that is {'the other' if key is None else 'ours'}")
+    if theirs != ours:
+        raise BadFrame("it is not one of ours")
+    if key is None:
+        return
+    handshake = SourceHandshake(key, bytes(receive_exactly(sock, NONCE_BYTES, timeout_s)))
+    sock.sendall(handshake.answer)
+    try:
+        welcome = receive_exactly(sock, PROOF_BYTES, timeout_s)
+    except ConnectionError as error:
+        raise BadFrame("it does not accept our cluster secret") from error
+    if not handshake.accepts(bytes(welcome)):
+        raise BadFrame("it has another cluster secret")
+
+
+def meet(sock: socket.socket, key: ProofKey | None, timeout_s: float) -> None:
+    """The target's part, all of it within `timeout_s`. BadFrame unless the other side may write under keys that it has."""
+    deadline = time.monotonic() + timeout_s
+    ours = HELLO if key is None else HELLO_PROVEN
+    theirs = bytes(receive_exactly(sock, len(ours), timeout_s))
+    if theirs in (HELLO, HELLO_PROVEN):
+        sock.sendall(ours)
+    if theirs != ours:
+        raise BadFrame(
+            "not one of ours" if theirs not in (HELLO, HELLO_PROVEN) else "only one side has a cluster secret"
+        )
+    if key is None:
+        return
+    handshake = TargetHandshake(key)
+    sock.sendall(handshake.nonce)
+    welcome = handshake.welcome(bytes(receive_exactly(sock, ANSWER_BYTES, deadline - time.monotonic())))
+    if welcome is None:
+        raise BadFrame("it does not know our cluster secret")
+    sock.sendall(welcome)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +178,7 @@ def receive_exactly(sock: socket.socket, num_bytes: int, timeout_s: float) -> by
             raise BadFrame(f"nothing more within {timeout_s:g} s")
         n = sock.recv_into(view[got:])
         if n == 0:
-            raise BadFrame("the connection ended")
+            raise Ended("the connection ended")
         got += n
     return data
 

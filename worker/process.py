@@ -10,7 +10,7 @@ the worker belongs to beyond its door's `kind`, nor how it works.
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import grpc
@@ -148,7 +148,9 @@ async def serve(config: WorkerConfig, door: Door) -> None:
 
 def _side(config: WorkerConfig, computer: Computer, life: tuple[WorkerRef, Clock], stack: AsyncExitStack) -> Side:
     ref, clock = life
-    connectors: tuple[Connector, ...] = tuple(make_connectors(config.connectors, config.network))
+    connectors: tuple[Connector, ...] = tuple(
+        make_connectors(config.connectors, replace(config.network, secret=config.secret))
+    )
     for connector in connectors:
         stack.push_async_callback(connector.close)
         connector.expose(computer.region)

@@ -13,7 +13,7 @@ from contracts.worker import ConnectorAddress
 from kv_transfer.connector import ByteRange, Write
 from kv_transfer.region import SharedRegion
 from kv_transfer.shm import ShmConnector, probe_locks, why_not
-from kv_transfer.shm_door import Door, is_alive, knock
+from kv_transfer.shm_door import Door, Terms, is_alive, knock
 from kv_transfer.slots import MAX_RANGES, NUM_SLOTS, SlotReader, SlotTable, reopen, try_lock
 from kv_transfer.tcp_wire import wait_readable
 
@@ -117,7 +117,7 @@ def test_memory_without_a_descriptor_is_a_config_error():
 @pytest.fixture
 def door(table):
     with SharedRegion(4096) as region:
-        made = Door(region.fd, table.reader_fd, 4096)
+        made = Door((region.fd, 4096), table.reader_fd)
         yield made
         made.close()
 
@@ -146,7 +146,7 @@ def test_the_door_gives_descriptors_and_shows_that_it_lives(door):
 
 def test_a_door_turns_another_user_away(table, caplog):
     with SharedRegion(4096) as region:
-        door = Door(region.fd, table.reader_fd, 4096, user=os.geteuid() + 1)
+        door = Door((region.fd, 4096), table.reader_fd, terms=Terms(user=os.geteuid() + 1))
         with pytest.raises(TransferFailed, match="not opened to us"):
             knock(door.name)
         door.close()
