@@ -8,6 +8,7 @@
     streams      what serving adds to a token at 32 streams
     cancel       how long blocks stay taken when clients leave
     router       what one router process carries on one core, with workers that answer at once
+    simulate     what each policy does to recorded loads, in virtual time
 
 Does not measure anything itself.
 """
@@ -24,6 +25,7 @@ import click
 from bench.cancel import WORKER_FLAGS, CancelBenchConfig, run_cancel
 from bench.checkpoint import HALF_B, half_b_checkpoint
 from bench.cluster import ClusterDidNotStart, serving, vocab_size_of
+from bench.decision import DecisionBenchConfig, run_decision
 from bench.engine import EngineBenchConfig, run_engine
 from bench.fake_workers import FakeConfig, serve_until_signal
 from bench.limits import limits_report, measure_limits
@@ -34,6 +36,7 @@ from bench.progress import Say, say_on_stderr
 from bench.report import Record, Report, joined, markdown, write
 from bench.router import PARTS, RouterBenchConfig, run_router
 from bench.router_load import router_client_main
+from bench.simulate import run_simulate
 from bench.streams import StreamsBenchConfig, run_streams
 from bench.transfer import TransferBenchConfig, run_transfer
 from bench.ttft import TtftBenchConfig, run_ttft
@@ -126,10 +129,27 @@ def measure_router(options: Options, say: Say) -> Report:
     return run_router(resolve_model(options.model, None, say), config, say, options.parts)
 
 
+def measure_decision(options: Options, say: Say) -> Report:
+    """Five minutes."""
+    model = resolve_model(options.model, None, say)
+    config = DecisionBenchConfig()
+    if options.rounds:
+        config = replace(config, rounds=dict.fromkeys(config.rounds, options.rounds))
+    say("decision: starting a cluster")
+    with serving(model, way="auto") as cluster:
+        return run_decision(cluster, vocab_size_of(model), config, say)
+
+
 def measure_machine(options: Options, say: Say) -> Report:
     """A few seconds."""
     say("limits: memory and arithmetic")
     return limits_report(measure_limits(options.threads), f"python -m bench limits --threads {options.threads}")
+
+
+def measure_simulate(options: Options, say: Say) -> Report:
+    """Half a minute, of no machine: virtual time."""
+    del options
+    return run_simulate(say)
 
 
 MEASUREMENTS: dict[str, Callable[[Options, Say], Report]] = {
@@ -141,6 +161,8 @@ MEASUREMENTS: dict[str, Callable[[Options, Say], Report]] = {
     "streams": measure_streams,
     "cancel": measure_cancel,
     "router": measure_router,
+    "decision": measure_decision,
+    "simulate": measure_simulate,
 }
 
 

@@ -52,6 +52,15 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Table:
+    """Things beside each other, in words as they are to be read; the first column says which."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """One measurement: what was done, what came out, and what it is worth."""
 
@@ -62,6 +71,7 @@ class Report:
     measures: tuple[Measure, ...]
     verdicts: tuple[Verdict, ...] = ()
     notes: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +134,9 @@ def markdown(record: Record) -> str:
         s = m.spread
         cells = (m.name, m.unit, number(s.median), number(s.low), number(s.high), str(len(m.runs)))
         lines.append(f"| {' | '.join(cells)} |")
+    for table in report.tables:
+        lines += ["", f"**{table.title}**", "", _row(table.columns), "|---" * len(table.columns) + "|"]
+        lines += [_row(row) for row in table.rows]
     if report.notes:
         lines += ["", *(f"* {note}" for note in report.notes)]
     if record.noisy:
@@ -155,6 +168,10 @@ def number(value: float) -> str:
     if size >= 10:
         return f"{value:.1f}"
     return f"{value:.2f}" if size >= 1 else f"{value:.3f}"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _verdict_table(verdicts: Sequence[Verdict]) -> list[str]:

@@ -3,8 +3,8 @@
     fake workers (answer at once) ──▶ router, on a core of its own ──▶ load clients
                                        │ CPU seconds and memory from /proc
 
-    carries     256 streams as fast as the router takes their tokens, SSE and gRPC: tokens/s, tokens per CPU second of the router
-    paced       the same streams at the rate of the bar: messages per token, gaps, the router's share of its core
+    carries     256 streams at three times the rate of the bar: tokens/s, and per CPU second of the router, SSE and gRPC
+    paced       the same streams at that rate: tokens per message, gaps, the router's share of its core
     first token 200 requests/s at random times: through the router against the prefill worker asked directly, in turns
     memory      its resident memory while many short requests come and go
     long        streams at an ordinary pace, alone and while prompts of 32k tokens are tokenised: the gaps between their tokens
@@ -29,6 +29,7 @@ from bench.router_load import Door, RouterAnswer, RouterPlan, RunningLoad, run_r
 from bench.stats import percentile, spread
 
 TOKENS_BAR = 15_000.0  # per second
+OFFERED = 3 * TOKENS_BAR
 TTFT_P50_BAR_MS = 2.0
 TTFT_P99_BAR_MS = 10.0
 MEMORY_BAR_PERCENT = 2.0  # growth from 20 % of the requests to all: noise of the allocator
@@ -109,39 +110,41 @@ def run_router(model: Path, config: RouterBenchConfig, say: Say, parts: Sequence
 
 
 def measure_carried(model: Path, config: RouterBenchConfig, found: Found, say: Say) -> None:
-    """All streams as fast as the router takes their tokens."""
-    for number in range(config.rounds):
-        for door in _DOORS:
-            with routed(model, RoutedConfig()) as router:
-                probe = carried(router, door, config, 64)
-                length = max(64, round(config.carried_s * probe.tokens_per_s / config.streams))
-                found.carried[door].append(carried(router, door, config, length))
-            say(f"carries, round {number + 1}: {door.value} {found.carried[door][-1]}")
+    """All streams at once, at a rate that is too much."""
+    _at_rate(OFFERED, model, config, found.carried, say)
 
 
 def measure_paced(model: Path, config: RouterBenchConfig, found: Found, say: Say) -> None:
     """All streams at the rate of the bar."""
-    step_s = config.streams / TOKENS_BAR
+    _at_rate(TOKENS_BAR, model, config, found.paced, say)
+
+
+def _at_rate(rate: float, model: Path, config: RouterBenchConfig, found: dict[Door, list[Carried]], say: Say) -> None:
+    """All streams, their tokens made at `rate` per second together, for `carried_s`, or longer where they are too many."""
+    length = round(config.carried_s * rate / config.streams)
     for number in range(config.rounds):
         for door in _DOORS:
-            with routed(model, RoutedConfig(step_s=step_s)) as router:
-                found.paced[door].append(carried(router, door, config, round(config.carried_s / step_s)))
-            say(f"paced, round {number + 1}: {door.value} {found.paced[door][-1]}")
+            with routed(model, RoutedConfig(step_s=config.streams / rate)) as router:
+                found[door].append(carried(router, door, config, length))
+            say(f"{rate:,.0f} tokens/s, round {number + 1}: {door.value} {found[door][-1]}")
 
 
 def carried(router: Routed, door: Door, config: RouterBenchConfig, length: int) -> Carried:
-    """All streams at once, each of `length` tokens; rates of the time in which tokens came."""
+    """All streams at once, each of `length` tokens. What a stream's messages carried is taken to be the same for all of them."""
     plan = RouterPlan(door, HOST, router.port(door), "one two three", length, config.streams, config.streams)
-    cpu_s, begin = router.cpu_s(), time.monotonic()
+    cpu_s, began = router.cpu_s(), time.monotonic()
     answers = run_router_load(plan)
     cpu_s = router.cpu_s() - cpu_s
+    begin, end = max(a.arrivals_s[0] for a in answers), min(a.arrivals_s[-1] for a in answers)
+    if end <= begin:
+        raise LoadFailed(f"{door.value}: the streams never ran all at once")
+    inside = sum(a.num_tokens * sum(begin < at <= end for at in a.arrivals_s) / len(a.arrivals_s) for a in answers)
     num_tokens = sum(answer.num_tokens for answer in answers)
-    first, last = min(a.arrivals_s[0] for a in answers), max(a.arrivals_s[-1] for a in answers)
     return Carried(
-        tokens_per_s=num_tokens / (last - first),
+        tokens_per_s=inside / (end - begin),
         tokens_per_cpu_s=num_tokens / cpu_s,
         tokens_per_message=num_tokens / sum(answer.num_messages for answer in answers),
-        cpu_share=cpu_s / (time.monotonic() - begin),
+        cpu_share=cpu_s / (time.monotonic() - began),
         gap_p99_s=percentile(gaps(answers), 99),
     )
 
@@ -256,7 +259,8 @@ def router_report(found: Found, config: RouterBenchConfig) -> Report:
         title="What one router process carries on one core",
         command="python -m bench router" + (" --quick" if config == RouterBenchConfig().quick else ""),
         method=f"One router process pinned to one core; workers that answer at once and the load clients on the others. Carries: "
-        f"{config.streams} streams as fast as the router takes tokens. Paced: the same at {TOKENS_BAR:,.0f} tokens/s. TTFT: "
+        f"{config.streams} streams, tokens made at {OFFERED:,.0f}/s; counted is the time in which all stream. Paced: the same at "
+        f"{TOKENS_BAR:,.0f}/s. TTFT: "
         f"{config.ttft_rate:g} requests/s at random times, 200-word prompts; added is the percentile through the router minus "
         f"that of asking the prefill worker directly. Memory: {config.memory_requests:,} requests of 4 tokens, half over each "
         f"door. Long: {config.long_streams} SSE streams at {1 / config.step_s:g} tokens/s, with {config.long_at_once} prompts of "

@@ -29,7 +29,7 @@ from bench.load import LoadFailed
 from bench.router_load import Door, RouterPlan, carry_out
 
 SERVED_NAME = "bench"
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 30.0
 POLL_S = 0.1
 _CONTEXT = 131_072
 _FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
