@@ -17,7 +17,6 @@ leaving, both legs are cancelled before `deltas` returns. Does not know retries,
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,6 +34,7 @@ from contracts.errors import (
 from contracts.prefill import FirstTokens, HandedOff, HandoffFailed, Target
 from contracts.request import TokenDelta
 from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
+from router.alarms import Alarms
 from router.breakers import Trial
 from router.choice import Chooser
 from router.config import RetryConfig
@@ -63,33 +63,6 @@ class Means:
     halt: Halt
     verdicts: Verdicts
     budget: RetryBudget
-
-
-class Alarms:
-    """What ends one attempt from outside and rings in its inbox: timers, and the router's halt. `cancel` silences all."""
-
-    def __init__(self, clock: Clock, inbox: Inbox, halt: Halt) -> None:
-        self._clock = clock
-        self._inbox = inbox
-        self._tasks: list[asyncio.Task[None]] = []
-        self._unlisten = halt.listen(lambda reason: inbox.put_nowait(TimeUp(reason)))
-
-    def set(self, delay_s: float, error: DiptychError | None) -> Callable[[], object]:
-        """Put TimeUp(error) into the inbox after `delay_s`; what silences this one timer comes back."""
-        task = asyncio.ensure_future(self._ring(delay_s, error))
-        self._tasks.append(task)
-        return task.cancel
-
-    def cancel(self) -> None:
-        """None of them rings any more."""
-        for task in self._tasks:
-            task.cancel()
-        self._tasks.clear()
-        self._unlisten()
-
-    async def _ring(self, delay_s: float, error: DiptychError | None) -> None:
-        await self._clock.sleep(delay_s)
-        self._inbox.put_nowait(TimeUp(error))
 
 
 class Alone:
@@ -122,12 +95,14 @@ class Alone:
                 match await inbox.get():
                     case DecodeTokens(delta):
                         if delta.error is not None:
-                            raise self._judged(as_exception(delta.error), claim)
+                            raise _judged(
+                                as_exception(delta.error), self._decode.ref, self._means, self._progress, claim.trial
+                            )
                         claim.computed()
                         self._progress.prompt_cached.set()
                         yield delta
                     case DecodeLost(_, error):
-                        raise self._judged(error, claim)
+                        raise _judged(error, self._decode.ref, self._means, self._progress, claim.trial)
                     case TimeUp(error):
                         raise error or _deadline()
                     case event:
@@ -137,9 +112,29 @@ class Alone:
             claim.release()
             alarms.cancel()
 
-    def _judged(self, error: DiptychError, claim: Claim) -> DiptychError:
-        claim.trial.failed(error)
-        return _judged(error, self._decode.ref, self._means, self._progress)
+
+class _Unheard:
+    """Hand-offs that were given up and that the prefill worker has not acknowledged yet; `silence` ends the wait for that."""
+
+    def __init__(self) -> None:
+        self.ids: set[str] = set()
+        self.silence: Callable[[], object] = lambda: None
+
+    def add(self, handoff_id: str, silence: Callable[[], object]) -> None:
+        self.ids.add(handoff_id)
+        self.silence = silence
+
+    def hear(self, handoff_id: str) -> None:
+        """With the last of them nothing is waited for any more."""
+        if self.ids == {handoff_id}:
+            self.silence()
+        self.ids.discard(handoff_id)
+
+    def hear_all(self) -> None:
+        """The prefill worker goes along."""
+        if self.ids:
+            self.silence()
+            self.ids.clear()
 
 
 class HandOver:
@@ -160,9 +155,8 @@ class HandOver:
         self._settled = False  # hand-off stats and prefill stages are in, or will not come
         self._decode_error: DiptychError | None = None
         self._given_up: dict[str, DiptychError] = {}  # hand-off id → why another was begun instead
-        self._unheard: set[str] = set()  # those of them that the prefill worker has not acknowledged yet
-        # What silences the wait for its acknowledgement, and for its word on why a hand-off failed.
-        self._unheard_alarm: Callable[[], object] = lambda: None
+        self._unheard = _Unheard()
+        # What silences the wait for the prefill worker's word on why a hand-off failed.
         self._verdict_alarm: Callable[[], object] = lambda: None
         self._early: list[TokenDelta] = []  # decode's news that must wait for news of the prefill worker
 
@@ -214,7 +208,7 @@ class HandOver:
                     self._on_decode_failed(error, lost=True)
             case TimeUp(error):
                 self._settled = True
-                if self._unheard:
+                if self._unheard.ids:
                     self._progress.avoid.add(self._prefill.ref)
                 if error is not None:
                     raise error
@@ -223,7 +217,9 @@ class HandOver:
     def _on_first(self, delta: TokenDelta) -> Sequence[TokenDelta]:
         self._first_came = True
         if delta.error is not None:
-            raise self._prefill_judged(as_exception(delta.error))
+            raise _judged(
+                as_exception(delta.error), self._prefill.ref, self._means, self._progress, self._prefill_trial
+            )
         if delta.finish_reason is None:
             delta = replace(delta, stages=None)  # they come again, whole, with the hand-off
         return (delta, *self._held_back())
@@ -234,7 +230,7 @@ class HandOver:
         if delta.error is not None:
             self._on_decode_failed(as_exception(delta.error), lost=False)
             return ()
-        self._hear(set())
+        self._unheard.hear_all()
         self._take_commit()
         self._early.append(delta)
         return self._held_back()
@@ -274,7 +270,7 @@ class HandOver:
             return
         ref = self._prefill.ref
         error = error or InternalError(f"prefill worker {ref.worker_id} ended the call without an outcome")
-        error = self._prefill_judged(error)
+        error = _judged(error, ref, self._means, self._progress, self._prefill_trial)
         if isinstance(error, Unavailable):
             self._means.pools.suspect(ref)
         raise error
@@ -282,9 +278,9 @@ class HandOver:
     def _on_decode_failed(self, error: DiptychError, *, lost: bool) -> None:
         """The KV is still at the prefill worker: a second push is cheaper than a second prefill. Raises after the commit."""
         # Of a worker that is there, a failed hand-off is the pair's: its breaker hears only of what is surely its own.
-        if self._decode_claim is not None and (lost or self._committed or isinstance(error, InternalError)):
-            self._decode_claim.trial.failed(error)
-        error = _judged(error, self._target.decode, self._means, self._progress)
+        to_blame = self._decode_claim if lost or self._committed or isinstance(error, InternalError) else None
+        trial = None if to_blame is None else to_blame.trial
+        error = _judged(error, self._target.decode, self._means, self._progress, trial)
         if self._committed:
             raise error
         if not lost:  # it is there, and has not got the KV
@@ -294,14 +290,13 @@ class HandOver:
         if lost or not isinstance(error, RequestCancelled):
             before = self._target.handoff_id
             self._aim_elsewhere(error, with_worker=lost)
-            self._unheard.add(before)
-            self._unheard_alarm = self._alarms.set(self._means.retry.handoff_verdict_s, _said_already(error))
+            self._unheard.add(before, self._alarms.set(self._means.retry.handoff_verdict_s, _said_already(error)))
         elif self._decode_error is None:  # the prefill worker gave it up, and is about to say why
             self._decode_error = error
             self._verdict_alarm = self._alarms.set(self._means.retry.handoff_verdict_s, error)
 
     def _on_handoff_failed(self, event: HandoffFailed) -> None:
-        self._hear(self._unheard - {event.handoff_id})
+        self._unheard.hear(event.handoff_id)
         if event.handoff_id == self._target.handoff_id and self._committed:
             self._settled = True  # its tokens come: only the word of it did not get back to the prefill worker,
             self._leg.cancel()  # which would hold the KV for another target now
@@ -310,12 +305,6 @@ class HandOver:
             if not isinstance(error, Draining):
                 self._means.verdicts.failed(self._pair, error)
             self._aim_elsewhere(error)
-
-    def _hear(self, unheard: set[str]) -> None:
-        """The prefill worker goes along: its word is awaited for no other hand-offs than these any more."""
-        if self._unheard and not unheard:
-            self._unheard_alarm()
-        self._unheard = unheard
 
     def _aim_elsewhere(self, error: DiptychError, *, with_worker: bool = False) -> None:
         """Aim at another decode worker, or at the same again when there is no other. Raises when that was tried enough,
@@ -340,14 +329,9 @@ class HandOver:
         self._target = Target(self._means.new_id(), decode.ref, decode.address)
         self._decode_error = None
         self._verdict_alarm()
-        self._unheard_alarm()
+        self._unheard.silence()
         self._attach()
         self._leg.retarget(self._target)
-
-    def _prefill_judged(self, error: DiptychError) -> DiptychError:
-        if self._prefill_trial is not None:
-            self._prefill_trial.failed(error)
-        return _judged(error, self._prefill.ref, self._means, self._progress)
 
     @property
     def _pair(self) -> Pair:
@@ -375,12 +359,16 @@ class HandOver:
         claim.release()
 
 
-def _judged(error: DiptychError, ref: WorkerRef, means: Means, progress: Progress) -> DiptychError:
-    """What `error` of this worker means for the request, which avoids the worker from now on.
+def _judged(
+    error: DiptychError, ref: WorkerRef, means: Means, progress: Progress, trial: Trial | None = None
+) -> DiptychError:
+    """What `error` of this worker means for the request, which avoids the worker from now on; `trial` hears of it.
 
     One that has said farewell is not lost: it left. One that drains gets nothing new from anybody, heard or not.
     """
     progress.avoid.add(ref)
+    if trial is not None:
+        trial.failed(error)
     if isinstance(error, WorkerLost) and means.pools.has_left(ref):
         error = Draining(error.message)
     if isinstance(error, Draining):
