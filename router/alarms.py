@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contracts.clock import Clock
 from contracts.errors import DiptychError
 from router.halt import Halt
-from router.legs import Inbox, TimeUp
+from router.inbox import Inbox, TimeUp
 
 
 class Alarms:
