@@ -1,4 +1,5 @@
-"""Who may come into a local cluster, and that nobody listens: API keys for users, and TLS by an authority that is made for it.
+"""Who may come into a local cluster, and that nobody listens: API keys for users, TLS by an authority that is made for it, and
+a secret that its processes prove to each other that they know, made anew at each start.
 
     cluster_security(…) ──▶ SecurityOptions: what each process's command line says, and how this one reaches them
 
@@ -18,6 +19,7 @@ from pathlib import Path
 from cli.authority import CA_FILE, CERT_FILE, KEY_FILE, Authority, Period, write_identity
 from cli.ports import WILDCARDS, KeptPort
 from contracts.errors import ConfigError
+from rpc.secret_file import write_new_secret
 from rpc.tls import TlsConfig
 
 _DAYS = 30.0
@@ -26,12 +28,15 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True, slots=True)
 class SecurityOptions:
-    """`tls` is a folder with the cluster's certificate, its key and the authority's certificate; None is without TLS."""
+    """`tls` is a folder with the cluster's certificate, its key and the authority's certificate; None is without TLS. `secret`
+    is the file with the cluster's secret; None is without one.
+    """
 
     api_keys: Path | None = None
     protect_metrics: bool = False
     tls: Path | None = None
     log_prompts: bool = False
+    secret: Path | None = None
 
     @property
     def apart(self) -> bool:
@@ -64,6 +69,7 @@ class SecurityOptions:
     def process_argv(self) -> list[str]:
         """What every process's command line says."""
         argv = ["--log-prompts"] if self.log_prompts else []
+        argv += [] if self.secret is None else ["--cluster-secret-file", str(self.secret)]
         if self.tls is None:
             return argv
         cert, key, ca = (str(self.tls / name) for name in (CERT_FILE, KEY_FILE, CA_FILE))
@@ -86,15 +92,17 @@ def cluster_security(
         raise ConfigError("--protect-metrics: needs --api-keys beside it")
     if not tls and tls_dir is not None:
         raise ConfigError("--tls-dir: needs --tls beside it")
-    if not tls:
-        yield SecurityOptions(api_keys, protect_metrics)
-        return
-    with tempfile.TemporaryDirectory(prefix="diptych-tls-") as own:
+    with tempfile.TemporaryDirectory(prefix="diptych-secrets-") as own:
+        secret = Path(own) / "cluster-secret"
+        write_new_secret(secret)
+        if not tls:
+            yield SecurityOptions(api_keys, protect_metrics, secret=secret)
+            return
         folder = (tls_dir if tls_dir is not None else Path(own)).absolute()
         period = Period.of_days(_DAYS)
         authority = Authority.new("Diptych local cluster", period)
         write_identity(folder, authority, authority.issue(_names(host), period))
-        yield SecurityOptions(api_keys, protect_metrics, folder)
+        yield SecurityOptions(api_keys, protect_metrics, folder, secret=secret)
 
 
 def _names(host: str) -> tuple[str, ...]:

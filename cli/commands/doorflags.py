@@ -1,6 +1,6 @@
 """Flags about who may come in and how processes show themselves to each other, and the configurations they describe.
 
-    every process   --tls-cert --tls-key --tls-ca --tls-client-ca --tls-server-name
+    every process   --tls-cert --tls-key --tls-ca --tls-client-ca --tls-server-name --cluster-secret-file
     a router        --api-keys --protect-metrics --worker-host --worker-port --tls-user-cert --tls-user-key --tls-user-ca
 
 Does not know the commands.
@@ -17,11 +17,14 @@ import click
 
 from cli.options import PORT, Decorated, option
 from contracts.errors import ConfigError
+from contracts.secret import ClusterSecret
 from router.config import AccessConfig
+from rpc.secret_file import read_secret
 from rpc.server import ServerConfig
 from rpc.tls import TlsConfig
 
 SECTION = "Security"
+SECRET_FLAG = "--cluster-secret-file"
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -33,6 +36,7 @@ class TlsFlags(TypedDict):
     tls_ca: Path | None
     tls_client_ca: Path | None
     tls_server_name: str
+    cluster_secret_file: Path | None
 
 
 class KeyFlags(TypedDict):
@@ -79,6 +83,14 @@ TLS_OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
         metavar="NAME",
         help="Name that must stand in the certificate of who is reached. [default: the host of its address]",
     ),
+    option(
+        SECRET_FLAG,
+        section=SECTION,
+        type=_FILE,
+        metavar="FILE",
+        help="Secret that all processes of the cluster share, at least 16 bytes. Calls between them, hand-offs and KV transfers "
+        "must prove that both sides know it; without it whoever reaches a port is believed.",
+    ),
 )
 KEY_OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
     option(
@@ -122,6 +134,12 @@ def tls_config(given: TlsFlags) -> TlsConfig | None:
         server_name=given["tls_server_name"],
     )
     return config if config != TlsConfig() else None
+
+
+def cluster_secret(given: TlsFlags) -> ClusterSecret | None:
+    """None where no file is given. Raises ConfigError for one that is of no use."""
+    path = given["cluster_secret_file"]
+    return None if path is None else read_secret(path, SECRET_FLAG)
 
 
 @dataclass(frozen=True, slots=True)

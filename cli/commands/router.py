@@ -10,7 +10,7 @@ import click
 
 from cli.commands import flags
 from cli.commands.admissionflags import ADMISSION_OPTIONS, AdmissionFlags, admission_config, limits_config
-from cli.commands.doorflags import DOOR_OPTIONS, DoorFlags, doors
+from cli.commands.doorflags import DOOR_OPTIONS, DoorFlags, cluster_secret, doors
 from cli.commands.policyflags import POLICY_OPTIONS, PolicyFlags, policy_config
 from cli.commands.registryflags import REGISTRY_OPTIONS, RegistryFlags, redis_config
 from cli.commands.wayflags import WAY_OPTIONS, WayFlags, disaggregation_config
@@ -64,7 +64,7 @@ def router_config(given: RouterFlags) -> RouterConfig:
         model_name=given["served_name"] or model_name(given["model"]),
         http=HttpConfig(host=given["host"], port=given["http_port"], max_body_bytes=given["max_body"], tls=opened.http),
         grpc=ServerConfig(host=given["host"], port=given["grpc_port"], advertise=given["advertise"], tls=opened.grpc),
-        access=replace(opened.access, log_prompts=given["log_prompts"]),
+        access=replace(opened.access, log_prompts=given["log_prompts"], secret=cluster_secret(given)),
         admission=admission_config(given),
         limits=limits_config(given),
         policies=policy_config(given),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cli.commands import flags
-from cli.commands.doorflags import TLS_OPTIONS, TlsFlags, tls_config
+from cli.commands.doorflags import TLS_OPTIONS, TlsFlags, cluster_secret, tls_config
 from cli.commands.registryflags import REGISTRY_OPTIONS, RegistryFlags, redis_config
 from cli.options import ADDRESS, ADVERTISE, LABEL, PORT, Decorated, option
 from contracts.worker import WorkerKind
@@ -143,6 +143,7 @@ def worker_config(given: WorkerFlags, pool: WorkerKind) -> WorkerConfig:
         lifecycle=LifecycleConfig(drain_limit_s=given["drain_timeout"]),
         metrics_host=given["host"],
         metrics_port=given["metrics_port"],
+        secret=cluster_secret(given),
     )
 
 
