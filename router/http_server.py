@@ -30,6 +30,8 @@ from rpc.tls import TlsFiles
 from rpc.tls_context import server_context
 
 log = get_logger(__name__)
+_ACCEPTED_AT_ONCE = 64  # asyncio takes its backlog as this, too: thousands in one turn of the loop hold every answer up
+_WAITING_TO_BE_ACCEPTED = 2048  # by the kernel
 
 
 class HttpServer:
@@ -48,6 +50,7 @@ class HttpServer:
             access_log=False,
             server_header=False,
             timeout_keep_alive=config.keep_alive_s,
+            backlog=_ACCEPTED_AT_ONCE,
         )
         self._server = _Uvicorn(self._uvicorn_config)
 
@@ -77,6 +80,7 @@ class HttpServer:
             await asyncio.sleep(0)
         if self._task.done():
             await self._task
+        self._socket.listen(_WAITING_TO_BE_ACCEPTED)
 
     async def stop(self, grace_s: float) -> None:
         """Accept nothing, let running answers end within `grace_s`, cancel the rest. Idempotent."""

@@ -15,7 +15,7 @@ import psutil
 
 from contracts.pb.diptych.v1 import inference_pb2 as pb
 from contracts.pb.diptych.v1 import inference_pb2_grpc, types_pb2
-from router.config import AccessConfig
+from router.config import AccessConfig, RegistryConfig
 from router.keys import hash_of, new_key
 from tests.integration.router_harness import MODEL, Running, router_config, running_router
 
@@ -25,7 +25,7 @@ GENERATE = pb.GenerateRequest(
     token_ids=pb.TokenIds(ids=(5, 6, 7)), sampling=types_pb2.SamplingParams(max_tokens=4, seed=3)
 )
 BOUND_S = 5.0  # on a crowded machine; alone it is some milliseconds
-MEMORY_MIB = 60
+MEMORY_MIB = 100  # allocators keep some; a leak of what the attacks send is several hundred
 OTHER, ATTACKER = new_key(), new_key()
 
 
@@ -99,7 +99,9 @@ class Siege:
 async def besieged(tmp_path, **changes) -> AsyncIterator[Siege]:
     """For the block another user goes on asking. It must not notice, and nothing may be left."""
     access = AccessConfig(api_keys=key_file(tmp_path), protect_metrics=False)
-    async with running_router(router_config(tmp_path, access=access, **changes)) as running:
+    async with running_router(
+        router_config(tmp_path, access=access, registry=RegistryConfig(ttl_s=20.0), **changes)
+    ) as running:
         await running.cluster.pools(1, 1)
         siege = Siege(running)
         await siege.good()
@@ -117,10 +119,12 @@ async def besieged(tmp_path, **changes) -> AsyncIterator[Siege]:
             await asyncio.wait((other,))
         if not other.cancelled():
             other.result()
-        assert max(siege.waits_s) < BOUND_S
+        slowest_s = max(siege.waits_s)
+        assert slowest_s < BOUND_S
         await siege.good()
         await siege.calm(tasks, fds)
-        assert _memory() - memory < MEMORY_MIB
+        grown = _memory() - memory
+        assert grown < MEMORY_MIB
 
 
 def _memory() -> float:

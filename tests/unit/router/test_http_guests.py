@@ -20,19 +20,20 @@ class Visitor:
     acts=st.lists(st.tuples(st.sampled_from(["come", "serve", "answered", "leave"]), st.integers(0, 9))),
 )
 def test_never_more_than_the_limit_and_nobody_is_cut_who_is_served(limit, acts):
-    guests, owing, served = Guests(limit), [], []
+    guests, strangers, idle, served = Guests(limit), [], [], []
     for act, which in acts:
-        everybody = owing + served
+        everybody = strangers + idle + served
         match act:
             case "come":
                 visitor = Visitor()
                 let_in = guests.come(visitor)
-                assert let_in is (len(everybody) < limit or bool(owing))
+                assert let_in is (len(everybody) < limit or bool(strangers or idle))
                 if let_in:
                     if len(everybody) == limit:
-                        assert owing.pop(0).cut, "who owes for longest"
-                    owing.append(visitor)
-            case "serve" if owing:
+                        assert (strangers or idle).pop(0).cut, "who owes for longest, strangers first"
+                    strangers.append(visitor)
+            case "serve" if strangers or idle:
+                owing = idle if idle and (which % 2 or not strangers) else strangers
                 visitor = owing.pop(which % len(owing))
                 guests.serve(visitor)
                 guests.serve(visitor)
@@ -40,14 +41,14 @@ def test_never_more_than_the_limit_and_nobody_is_cut_who_is_served(limit, acts):
             case "answered" if served:
                 visitor = served.pop(which % len(served))
                 guests.answered(visitor)
-                owing.append(visitor)
+                idle.append(visitor)
             case "leave" if everybody:
                 visitor = everybody[which % len(everybody)]
                 guests.leave(visitor)
                 guests.leave(visitor)
-                (owing if visitor in owing else served).remove(visitor)
-        assert len(guests) == len(owing) + len(served) <= limit
-        assert not any(visitor.cut for visitor in owing + served)
+                next(those for those in (strangers, idle, served) if visitor in those).remove(visitor)
+        assert len(guests) == len(strangers + idle + served) <= limit
+        assert not any(visitor.cut for visitor in strangers + idle + served)
 
 
 def test_who_was_cut_does_not_count_when_its_end_is_heard_late():
