@@ -15,7 +15,7 @@ from engine.execution.config import ENVIRONMENT as EXECUTION_ENVIRONMENT
 from engine.models.store.config import ENVIRONMENT as STORE_ENVIRONMENT
 from registry.config import ENVIRONMENT as REGISTRY_ENVIRONMENT
 from registry.config import SECRETS, RedisConfig
-from router.config import AdmissionConfig, DisaggregationConfig, LimitsConfig, PolicyConfig
+from router.config import AdmissionConfig, ChatConfig, DisaggregationConfig, LimitsConfig, PolicyConfig
 
 MIB, GIB = 2**20, 2**30
 
@@ -90,6 +90,7 @@ class WorkerOptions:
 class DoorOptions:
     """How the router of the cluster treats its clients."""
 
+    chat: ChatConfig = field(default_factory=ChatConfig)
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     max_body_bytes: int = 8 * MIB

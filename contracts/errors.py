@@ -95,14 +95,6 @@ class InvalidRequest(DiptychError):
         moved.args = (moved.message,)
         return moved
 
-    def at(self, field: str) -> InvalidRequest:
-        """The same, of a field that is deeper in what the client sent."""
-        moved = InvalidRequest(field, None, self.limit)
-        moved.value = self.value
-        moved.message = f"{field}: got {self.value}, {self.limit}"
-        moved.args = (moved.message,)
-        return moved
-
 
 class ModelNotFound(DiptychError):
     """The request names a model that this deployment does not serve."""

@@ -1,6 +1,6 @@
 """The lock at both doors: nothing behind it is reached without a key that a doorkeeper knows.
 
-    HTTP  ──Lock──▶ application         401 {"error": …, "code": "invalid_api_key"}     open: /health /version [/metrics]
+    HTTP  ──Lock──▶ application         401 {"error": …, "code": "invalid_api_key"}     open: /health /ping /version [/metrics]
     gRPC  ──KeyInterceptor──▶ services  UNAUTHENTICATED                                 open: health, what the router names
 
 What is not named open is closed, so a route that is added later is. Does not know keys or what is behind the doors.
@@ -9,6 +9,7 @@ What is not named open is closed, so a route that is added later is. Does not kn
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -21,8 +22,9 @@ from contracts.errors import Unauthenticated
 from router.caller import ANYBODY, Caller
 from router.http_answer import error_response
 from router.keys import Doorkeeper
+from router.request_name import named
 
-OPEN_PATHS = frozenset({"/health", "/version"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/version"})
 METRICS_PATH = "/metrics"
 AUTHORIZATION = "authorization"
 _SCOPE_KEY = "diptych.caller"
@@ -53,7 +55,7 @@ class Lock:
             except Unauthenticated as error:
                 self._on_refused("http")
                 await _read_on(receive)
-                response = error_response(error)
+                response = named(error_response(error), Request(scope), lambda: uuid.uuid4().hex)
                 response.headers["Connection"] = "close"  # its body may not have been read to the end
                 await response(scope, receive, send)
                 return

@@ -10,6 +10,7 @@ import click
 
 from cli.commands import flags
 from cli.commands.admissionflags import ADMISSION_OPTIONS, AdmissionFlags, admission_config, limits_config
+from cli.commands.chatflags import CHAT_OPTIONS, ChatFlags, chat_config
 from cli.commands.doorflags import DOOR_OPTIONS, DoorFlags, cluster_secret, doors
 from cli.commands.policyflags import POLICY_OPTIONS, PolicyFlags, policy_config
 from cli.commands.registryflags import REGISTRY_OPTIONS, RegistryFlags, redis_config
@@ -20,7 +21,7 @@ from router.config import CanaryConfig, HttpConfig, RouterConfig
 from rpc.server import ServerConfig
 
 
-class RouterFlags(AdmissionFlags, DoorFlags, PolicyFlags, RegistryFlags, WayFlags):
+class RouterFlags(AdmissionFlags, ChatFlags, DoorFlags, PolicyFlags, RegistryFlags, WayFlags):
     """What click hands over, checked by the options below."""
 
     model: Path
@@ -48,6 +49,7 @@ OPTIONS = (
     *POLICY_OPTIONS,
     flags.canary_interval_option,
     *WAY_OPTIONS,
+    *CHAT_OPTIONS,
     *ADMISSION_OPTIONS,
     flags.drain_timeout_option,
     flags.exit_with_option,
@@ -65,6 +67,7 @@ def router_config(given: RouterFlags) -> RouterConfig:
         http=HttpConfig(host=given["host"], port=given["http_port"], max_body_bytes=given["max_body"], tls=opened.http),
         grpc=ServerConfig(host=given["host"], port=given["grpc_port"], advertise=given["advertise"], tls=opened.grpc),
         access=replace(opened.access, log_prompts=given["log_prompts"], secret=cluster_secret(given)),
+        chat=chat_config(given),
         admission=admission_config(given),
         limits=limits_config(given),
         policies=policy_config(given),

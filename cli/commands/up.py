@@ -20,6 +20,7 @@ from cli.cluster import LocalCluster
 from cli.clustersecurity import SecurityOptions, cluster_security
 from cli.commands import flags
 from cli.commands.admissionflags import ADMISSION_OPTIONS, AdmissionFlags, admission_config, limits_config
+from cli.commands.chatflags import CHAT_OPTIONS, ChatFlags, chat_config
 from cli.commands.doorflags import KEY_OPTIONS, SECTION, KeyFlags
 from cli.commands.policyflags import POLICY_OPTIONS, PolicyFlags, policy_config
 from cli.commands.registryflags import REGISTRY_OPTIONS, RegistryFlags, redis_config
@@ -39,7 +40,7 @@ from rpc.process import StopSignals
 STOP_MARGIN_S = 15.0
 
 
-class UpFlags(AdmissionFlags, KeyFlags, PolicyFlags, RegistryFlags, WayFlags):
+class UpFlags(AdmissionFlags, ChatFlags, KeyFlags, PolicyFlags, RegistryFlags, WayFlags):
     """What click hands over, checked by the options below."""
 
     model: str
@@ -105,6 +106,7 @@ OPTIONS = (
     flags.max_num_seqs_option,
     flags.scheduling_option,
     flags.prefix_caching_option,
+    *CHAT_OPTIONS,
     *ADMISSION_OPTIONS,
     flags.host_option("Where the router listens; 0.0.0.0 is everywhere."),
     flags.http_port_option,
@@ -175,6 +177,7 @@ def cluster_config(given: UpFlags, model_dir: Path, security: SecurityOptions | 
         canary_interval_s=given["canary_interval"],
         disaggregation=disaggregation_config(given),
         door=DoorOptions(
+            chat=chat_config(given),
             admission=admission_config(given),
             limits=limits_config(given),
             max_body_bytes=given["max_body"],

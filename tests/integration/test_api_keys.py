@@ -85,6 +85,7 @@ async def test_no_path_but_the_named_ones_is_open(served, authorization):
         response = await served.http.request(method, path, headers=headers, json=BODY)
         assert response.status_code == 401, path
         assert response.headers["www-authenticate"] == "Bearer"
+        assert response.headers["x-request-id"]
         assert response.json()["error"]["code"] == "invalid_api_key"
     assert (await served.http.get("/health", headers=headers)).status_code == 200
     assert (await served.http.get("/version", headers=headers)).status_code == 200
