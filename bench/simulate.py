@@ -59,6 +59,7 @@ def run_simulate(say: Say) -> Report:
         measures=tuple(measures),
         verdicts=tuple(verdicts),
         tables=tuple(tables),
+        exact=True,
     )
 
 

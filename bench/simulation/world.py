@@ -91,6 +91,17 @@ class World:
         self._timeline.run(lambda: self._num_left == 0)
         return outcomes
 
+    def check_idle(self) -> None:
+        """Raise RuntimeError unless every request has ended and every block is free or cached."""
+        for worker in self._workers.values():
+            worker.engine.check_integrity()
+            if worker.engine.has_work or worker.engine.load().kv_usage:
+                raise RuntimeError(f"{worker.info.ref.worker_id} has work left")
+        for router in self._routers:
+            left = [ref.worker_id for ref in self._workers if not router.pools.tally(ref).empty]
+            if left or self._running:
+                raise RuntimeError(f"still claimed: {left}; still running: {sorted(self._running)}")
+
     def _make_workers(self) -> list[SimulatedWorker]:
         setup, made = self._setup, []
         for kind, count, blocks in (
