@@ -6,7 +6,7 @@ from contracts.clock import MonotonicClock
 from observability.log import get_logger
 from router.config import RouterConfig
 from router.server import RouterServer
-from rpc.process import StopSignals
+from rpc.process import StopSignals, settle_heap
 
 log = get_logger(__name__)
 
@@ -21,6 +21,7 @@ async def serve(config: RouterConfig) -> None:
         try:
             await router.warm_up()
             await router.start()
+            settle_heap()
             await signals.wait()
             log.info("draining")
             await signals.bounded(router.drain(), config.drain_timeout_s, "drain")

@@ -34,7 +34,7 @@ from kv_transfer.region import SharedRegion
 from observability.log import get_logger
 from observability.worker_metrics import WorkerMetrics
 from rpc.lifecycle import Lifecycle, ServedWorker, honest_load
-from rpc.process import MetricsPort, StopSignals, abandon, in_daemon_thread
+from rpc.process import MetricsPort, StopSignals, abandon, in_daemon_thread, settle_heap
 from rpc.proof_guard import ProofGuard
 from rpc.proving_channel import proving
 from rpc.secure_channel import opener_for
@@ -143,6 +143,7 @@ async def serve(config: WorkerConfig, door: Door) -> None:
         info = _info(config, (door.kind, address), side, computer.runner)
         log.info("serving", address=info.address, blocks=info.num_blocks, connectors=",".join(info.connectors))
         announcers = registration.announcers(info, lambda: honest_load(worker))
+        settle_heap()
         await Lifecycle(worker, server, announcers, clock, config.lifecycle).run(signals)
 
 
