@@ -36,7 +36,6 @@ from router.halt import Halt
 from router.health import Health
 from router.http_body import FrontLimits
 from router.http_front import HttpFront
-from router.limits import LocalBuckets
 from router.membership import Membership, reprieve
 from router.model_card import load_model_card
 from router.pairs import PairBook
@@ -48,6 +47,7 @@ from router.rate_limits import RateLimits
 from router.relief import relieve
 from router.retry_budget import RetryBudget
 from router.service import Inference
+from router.shared_limits import buckets
 from router.template_processes import TemplateProcesses
 from router.upkeep import kept_up
 from rpc.proving_channel import proving
@@ -78,7 +78,9 @@ class RouterServer:
         series = AdmissionSeries(metrics.registry)
         self._admission = Admission(config.admission, clock, series.shed)
         series.watch_queue(lambda: self._admission.backlog.tokens, lambda: self._admission.backlog.wait_s)
-        self._limits = RateLimits(config.limits, LocalBuckets(clock), series.limited)
+        self._limits = RateLimits(
+            config.limits, buckets(self._membership.link, clock, series.local_limits), series.limited
+        )
         book = PairBook(config.canary, clock)
         self._registry.subscribe(book.on_change)
         self.placement = Placement(config.policies, PolicyMetrics(metrics.registry), clock, (config.channel, opener))

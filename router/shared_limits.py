@@ -15,9 +15,10 @@ from contracts.clock import Clock
 from contracts.errors import Unavailable
 from observability.log import get_logger
 from registry.link import RedisLink, Script
-from router.limits import LocalBuckets, Verdict, Wanted, standing
+from router.limits import Buckets, LocalBuckets, Verdict, Wanted, standing
 
 log = get_logger(__name__)
+PREFIX = "diptych"  # of every name in Redis
 
 # KEYS: a bucket each. ARGV, three for each: microseconds per unit, microseconds that it holds, units wanted (as a float).
 # Replies: which bucket lacks for the longest (from 1; 0 none), microseconds until it has enough, microseconds until each is full.
@@ -57,6 +58,11 @@ for i, key in ipairs(KEYS) do
 end
 return 0
 """)
+
+
+def buckets(link: RedisLink | None, clock: Clock, on_local: Callable[[], None]) -> Buckets:
+    """Buckets that are shared where there is a link, else this process's own."""
+    return LocalBuckets(clock) if link is None else SharedBuckets(link, clock, PREFIX, on_local)
 
 
 class SharedBuckets:

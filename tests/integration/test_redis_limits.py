@@ -9,8 +9,10 @@ import pytest
 from contracts.clock import MonotonicClock, VirtualClock
 from registry.config import RedisConfig, parse_redis_url
 from registry.link import RedisLink
+from router.config import LimitsConfig
 from router.limits import Kind, LocalBuckets, Rate, Wanted
 from router.shared_limits import SharedBuckets
+from tests.integration.router_harness import MODEL, router_config, running_router
 
 QUICK = {"command_timeout_s": 0.3, "check_s": 0.1, "min_backoff_s": 0.02, "max_backoff_s": 0.1}
 SLOW = Rate(600)  # ten a second
@@ -20,7 +22,7 @@ SLOW = Rate(600)  # ten a second
 async def router(process):
     link = RedisLink(RedisConfig(parse_redis_url(process.url), **QUICK), MonotonicClock())
     link.start()
-    buckets = SharedBuckets(link, MonotonicClock(), "diptych:m", lambda: buckets.alone.append(1))
+    buckets = SharedBuckets(link, MonotonicClock(), "diptych", lambda: buckets.alone.append(1))
     buckets.alone, buckets.link = [], link
     try:
         async with asyncio.timeout(10):
@@ -108,3 +110,19 @@ async def test_without_redis_each_router_goes_on_with_its_own(redis_process):
         assert (await one.take("a", wanted(600.0))).granted, "this Redis has forgotten"
         assert not (await other.take("a", wanted(600.0))).granted, "and they share again"
         assert len(one.alone) == alone
+
+
+async def test_a_router_with_a_redis_shares_its_limits_with_others(redis_process, tmp_path):
+    config = router_config(
+        tmp_path,
+        limits=LimitsConfig(requests_per_minute=4),
+        redis=RedisConfig(parse_redis_url(redis_process.url), **QUICK),
+    )
+    body = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 4}
+    async with running_router(config) as one, running_router(config) as other:
+        await one.cluster.pools(1, 1)
+        async with asyncio.timeout(10):
+            while (await other.http.get("/health")).status_code != 200:
+                await asyncio.sleep(0.05)
+        codes = [(await router.http.post("/v1/completions", json=body)).status_code for router in (one, other) * 3]
+        assert codes == [200] * 4 + [429] * 2
