@@ -21,10 +21,10 @@ from observability.decision_metrics import DecisionMetrics
 from router.backlog import Backlog, Run
 from router.config import DisaggregationConfig, DisaggregationMode
 from router.costs import Costs, PromptWork, together
-from router.decision import Decision, Exploration, LocalCost, Options, Reason, RemoteCost, decide
-from router.exchange import Route
+from router.decision import Exploration, LocalCost, Options, RemoteCost, decide
 from router.progress import Progress
 from router.registry import Registry
+from router.route import Decision, Reason, Route
 
 _MAX_BACKLOGS = 256
 Pair = tuple[WorkerInfo, WorkerInfo]  # prefill, decode

@@ -38,13 +38,13 @@ from router.alarms import Alarms
 from router.breakers import Trial
 from router.choice import Chooser
 from router.config import RetryConfig
-from router.exchange import Route
 from router.halt import Halt
 from router.inbox import DecodeLost, DecodeTokens, Event, Inbox, PrefillEnded, TimeUp
 from router.pairs import Pair, Verdicts
 from router.pools import Claim, Pools
 from router.progress import Progress, as_exception, may_retry
 from router.retry_budget import RetryBudget
+from router.route import Route
 
 _BOOKS_S = 0.5  # how long a finished answer waits for the prefill worker's account of the hand-off
 

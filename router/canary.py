@@ -23,10 +23,10 @@ from observability.log import get_logger
 from observability.metrics import RouterMetrics
 from router.attempts import HandOver, Means
 from router.config import CanaryConfig
-from router.exchange import Route
 from router.pairs import Pair, PairBook, may_be_the_way
 from router.policies import Candidate
 from router.progress import Job, Progress
+from router.route import Route
 
 log = get_logger(__name__)
 _PROMPT = (1, 2, 3)  # ids that every vocabulary has; fewer than a block

@@ -20,27 +20,12 @@ for those with at most what local is. Does not know workers, clocks or how costs
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from router.config import DisaggregationConfig, DisaggregationMode
-from router.exchange import Route
+from router.route import Decision, Reason, Route
 
 MOST = 0.3  # by which share exploring may delay one request
 PATIENCE_S = 30.0  # after which it may be more
-
-
-class Reason(StrEnum):
-    """Why a request goes the way it does; drawn above."""
-
-    REQUEST = "request"
-    NO_PAIR = "no_pair"
-    HANDOFFS_FAILED = "handoffs_failed"
-    ALWAYS = "always"
-    NEVER = "never"
-    ABOVE = "above"
-    BELOW = "below"
-    CHEAPER = "cheaper"
-    EXPLORE = "explore"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,31 +82,6 @@ class Options:
     def cost_s(self, path: Route) -> float:
         """The cost of going that way."""
         return self.remote.total_s if path is Route.DISAGGREGATED else self.local.total_s
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """The way of one attempt, what each way was predicted to cost where both were there, and what it did cost once known.
-
-    `regret_s` is by how much the way not taken was predicted to be cheaper than the taken one turned out, at least 0.
-    """
-
-    path: Route
-    reason: Reason
-    predicted_remote_s: float | None = None
-    predicted_local_s: float | None = None
-    measured_s: float | None = None
-
-    @property
-    def predicted_s(self) -> float | None:
-        """Of the way that was taken."""
-        return self.predicted_remote_s if self.path is Route.DISAGGREGATED else self.predicted_local_s
-
-    @property
-    def regret_s(self) -> float | None:
-        """None until it is measured, and where there was no other way."""
-        other = self.predicted_local_s if self.path is Route.DISAGGREGATED else self.predicted_remote_s
-        return None if self.measured_s is None or other is None else max(0.0, self.measured_s - other)
 
 
 def decide(config: DisaggregationConfig, options: Options, *, explore: bool = False) -> Decision:
@@ -184,6 +144,6 @@ class Exploration:
 
     def learnt(self, decision: Decision) -> None:
         """An attempt was measured. Exploring that paid off, against what was predicted, goes on with the next request."""
-        cheaper_s = decision.predicted_local_s if decision.path is Route.DISAGGREGATED else decision.predicted_remote_s
-        if decision.reason is Reason.EXPLORE and decision.measured_s is not None and cheaper_s is not None:
-            self._promising = decision.path if decision.measured_s < cheaper_s else None
+        measured_s, cheaper_s = decision.measured_s, decision.other_s
+        if decision.reason is Reason.EXPLORE and measured_s is not None and cheaper_s is not None:
+            self._promising = decision.path if measured_s < cheaper_s else None

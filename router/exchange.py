@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import StrEnum
 
 from contracts.errors import InvalidRequest
 from contracts.request import FinishReason, TokenLogprob
@@ -17,13 +16,7 @@ from observability.stages import HandoffStats, StageTimes
 from router.caller import ANYBODY, Caller
 from router.chat_template import Conversation
 from router.quota import Quota
-
-
-class Route(StrEnum):
-    """The way of a request through the pools."""
-
-    DISAGGREGATED = "disaggregated"
-    COLOCATED = "colocated"
+from router.route import Decision, Route
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +131,7 @@ class Ending:
     stages: StageTimes
     handoff: HandoffStats | None
     route: Route
+    decision: Decision | None = None  # why it went that way
 
 
 @dataclass(frozen=True, slots=True)

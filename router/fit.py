@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from contracts.worker import WorkerInfo, WorkerKind
-from router.exchange import Route
 from router.progress import Progress
+from router.route import Route
 
 
 def fits(info: WorkerInfo, progress: Progress) -> bool:

@@ -20,9 +20,8 @@ from contracts.worker import WorkerKind
 from observability.metrics import RouterMetrics
 from router.advisor import Advisor, Watch
 from router.attempts import Alone, HandOver, Means
-from router.decision import Reason
-from router.exchange import Route
 from router.progress import Job, Progress
+from router.route import Reason, Route
 
 _POLL_S = 0.05  # while there is no worker
 _Begun = tuple[Alone | HandOver, Watch]

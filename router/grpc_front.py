@@ -26,11 +26,12 @@ from contracts.wire import (
 )
 from contracts.wire_handoff import worker_info_from_pb, worker_load_from_pb, worker_ref_from_pb
 from router.chat_template import Conversation, Message
-from router.exchange import Ask, ChatPrompt, Piece, Prompt, Route, TextPrompt, TokenPrompt, valid_traceparent
+from router.exchange import Ask, ChatPrompt, Piece, Prompt, TextPrompt, TokenPrompt, valid_traceparent
 from router.key_door import authorization
 from router.keys import Doorkeeper
 from router.model_card import ModelCard
 from router.registry import OpenRegistry
+from router.route import Route
 from router.service import Inference
 from router.sessions import session_in
 

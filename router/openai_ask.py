@@ -14,9 +14,10 @@ from typing import cast
 
 from contracts.errors import InvalidRequest
 from contracts.sampling import SamplingParams
-from router.exchange import Ask, Prompt, Route, TextPrompt, TokenPrompt
+from router.exchange import Ask, Prompt, TextPrompt, TokenPrompt
 from router.model_card import ModelCard
 from router.openai_schema import CommonBody, CompletionBody
+from router.route import Route
 
 _COMPLETION_DEFAULT_MAX_TOKENS = 16  # OpenAI's
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")  # bounded: Python refuses to read a number of thousands of digits

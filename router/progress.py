@@ -31,10 +31,9 @@ from contracts.worker import WorkerKind, WorkerRef
 from observability.log import get_logger
 from observability.stages import HandoffStats, StageTimes
 from router.config import RetryConfig
-from router.decision import Decision
-from router.exchange import Route
 from router.policies import Query
 from router.retry_budget import RetryBudget
+from router.route import Decision, Route
 
 log = get_logger(__name__)
 _HARMLESS_TOKENS = 8  # who makes so many more in between is not what its workers die of

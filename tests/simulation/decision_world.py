@@ -27,9 +27,8 @@ from observability.stages import HandoffStats, StageTimes
 from router.advisor import Advisor, Watch
 from router.config import DisaggregationConfig, RetryConfig
 from router.costs import PromptWork
-from router.decision import Reason
-from router.exchange import Route
 from router.progress import Job, Progress
+from router.route import Reason, Route
 
 LAYOUT = KVLayout("m", "bfloat16", num_layers=30, num_kv_heads=3, head_size=64, block_size=16)
 P, D = (

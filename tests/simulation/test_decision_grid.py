@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from router.config import DisaggregationConfig
-from router.exchange import Route
+from router.route import Route
 from tests.simulation.decision_world import Load, P, Truth, World
 
 CELLS = [

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from contracts.errors import ConfigError
 from router.config import DisaggregationConfig, DisaggregationMode
-from router.decision import Decision, Exploration, LocalCost, Options, Reason, RemoteCost, decide
-from router.exchange import Route
+from router.decision import Exploration, LocalCost, Options, RemoteCost, decide
+from router.route import Decision, Reason, Route
 
 AUTO = DisaggregationConfig()
 REMOTE_CHEAPER = Options(RemoteCost(0.0, 1.0, 0.1, 0.0), LocalCost(0.0, 1.0, 0.5), 100)

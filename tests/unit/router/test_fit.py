@@ -10,8 +10,8 @@ from contracts.sampling import SamplingParams
 from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
 from router import fit
 from router.config import RetryConfig
-from router.exchange import Route
 from router.progress import Job, Progress
+from router.route import Route
 
 LAYOUT = KVLayout("m", "float32", 1, 1, 8, 16)
 MODEL = 8192

@@ -22,8 +22,8 @@ from contracts.wire import error_info
 from contracts.worker import WorkerKind, WorkerRef
 from observability.stages import StageTimes
 from router.config import RetryConfig
-from router.exchange import Route
 from router.progress import Job, Progress, as_exception
+from router.route import Route
 
 JOB = Job(
     request_id="r",
