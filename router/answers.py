@@ -119,13 +119,16 @@ class Answer:
     def _ending(self, delta: TokenDelta, said: Said) -> Ending | None:
         if said.stop is None and delta.finish_reason is None:
             return None
-        progress = self.progress
         if self._prompt_only:  # it is as long as was asked for, whatever the token was
-            return Ending(FinishReason.LENGTH, None, progress.stages, progress.handoff, progress.route)
+            return self._ended(FinishReason.LENGTH, None)
         reason = FinishReason.STOP if said.stop is not None else delta.finish_reason
         assert reason is not None
         stop = said.stop if said.stop is not None else delta.stop_token_id
-        return Ending(reason, stop, progress.stages, progress.handoff, progress.route)
+        return self._ended(reason, stop)
+
+    def _ended(self, reason: FinishReason, stop: str | int | None) -> Ending:
+        progress = self.progress
+        return Ending(reason, stop, progress.stages, progress.handoff, progress.route, progress.decision)
 
 
 class Answers:

@@ -347,11 +347,19 @@ def usage_json(usage: Usage) -> dict[str, Json]:
 
 
 def diptych_json(ending: Ending) -> dict[str, Json]:
-    """Where the time of this answer went; durations in seconds."""
+    """Where the time of this answer went, and why it went this way; durations in seconds."""
     handoff: Json = None
     if ending.handoff is not None:
         handoff = {**dataclasses.asdict(ending.handoff), "gb_per_s": ending.handoff.gb_per_s}
-    return {"route": ending.route.value, "stages": dataclasses.asdict(ending.stages), "handoff": handoff}
+    decision: Json = None
+    if ending.decision is not None:
+        decision = {**dataclasses.asdict(ending.decision), "regret_s": ending.decision.regret_s}
+    return {
+        "route": ending.route.value,
+        "stages": dataclasses.asdict(ending.stages),
+        "handoff": handoff,
+        "decision": decision,
+    }
 
 
 def _top_with_chosen(entry: TokenLogprob) -> list[tuple[int, float]]:

@@ -99,6 +99,7 @@ class Inference:
                 output_tokens=sample.num_output_tokens,
                 ttft_s=sample.ttft_s,
                 e2e_s=sample.e2e_s,
+                **_way(answers),
             )
 
     @property
@@ -212,3 +213,17 @@ def _truncated(ask: Ask, token_ids: tuple[int, ...], context: int) -> tuple[int,
 
 def _nothing_ran(outcome: str, e2e_s: float) -> RequestSample:
     return RequestSample(outcome, False, "none", e2e_s, None, 0, 0, 0, 0, 0, StageTimes(), ())
+
+
+def _way(answers: Answers | None) -> dict[str, str | float | None]:
+    """Why the first answer went its way, and what the ways were predicted to cost and it did, for the log."""
+    decision = None if answers is None else answers.first.progress.decision
+    if decision is None:
+        return {}
+    return {
+        "decision": decision.path.value,
+        "reason": decision.reason.value,
+        "predicted_remote_s": decision.predicted_remote_s,
+        "predicted_local_s": decision.predicted_local_s,
+        "measured_s": decision.measured_s,
+    }
