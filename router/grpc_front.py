@@ -144,6 +144,15 @@ def piece_to_pb(request_id: str, piece: Piece) -> pb.GenerateResponse:
     if ending.handoff is not None:
         message.handoff.CopyFrom(handoff_stats_to_pb(ending.handoff))
     message.route = _ROUTE_TO_PB[ending.route]
+    decision = ending.decision
+    if decision is not None:
+        said = pb.RouteDecision(
+            reason=decision.reason.value,
+            predicted_remote_s=decision.predicted_remote_s,
+            predicted_local_s=decision.predicted_local_s,
+            measured_s=decision.measured_s,
+        )
+        message.decision.CopyFrom(said)
     return message
 
 

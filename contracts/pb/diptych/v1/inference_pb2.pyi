@@ -212,6 +212,43 @@ class Usage(google.protobuf.message.Message):
 Global___Usage: typing_extensions.TypeAlias = Usage
 
 @typing.final
+class RouteDecision(google.protobuf.message.Message):
+    """Why an answer went its way. Costs are the delay that the request causes to itself and to running answers, in seconds."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: builtins.int
+    PREDICTED_REMOTE_S_FIELD_NUMBER: builtins.int
+    PREDICTED_LOCAL_S_FIELD_NUMBER: builtins.int
+    MEASURED_S_FIELD_NUMBER: builtins.int
+    reason: builtins.str
+    """"request", "no_pair", "handoffs_failed", "always", "never", "above", "below", "cheaper" or "explore"."""
+    predicted_remote_s: builtins.float
+    """What both pools were predicted to cost, where they were there."""
+    predicted_local_s: builtins.float
+    """What one decode worker alone was predicted to cost."""
+    measured_s: builtins.float
+    """What the way that was taken did cost, where it is known."""
+    def __init__(
+        self,
+        *,
+        reason: builtins.str = ...,
+        predicted_remote_s: builtins.float | None = ...,
+        predicted_local_s: builtins.float | None = ...,
+        measured_s: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_measured_s", b"_measured_s", "_predicted_local_s", b"_predicted_local_s", "_predicted_remote_s", b"_predicted_remote_s", "measured_s", b"measured_s", "predicted_local_s", b"predicted_local_s", "predicted_remote_s", b"predicted_remote_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_measured_s", b"_measured_s", "_predicted_local_s", b"_predicted_local_s", "_predicted_remote_s", b"_predicted_remote_s", "measured_s", b"measured_s", "predicted_local_s", b"predicted_local_s", "predicted_remote_s", b"predicted_remote_s", "reason", b"reason"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_measured_s", b"_measured_s"]) -> typing.Literal["measured_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_predicted_local_s", b"_predicted_local_s"]) -> typing.Literal["predicted_local_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_predicted_remote_s", b"_predicted_remote_s"]) -> typing.Literal["predicted_remote_s"] | None: ...
+
+Global___RouteDecision: typing_extensions.TypeAlias = RouteDecision
+
+@typing.final
 class GenerateResponse(google.protobuf.message.Message):
     """A piece of an answer. Each answer's last piece has a finish_reason and stages, the last of all has the usage."""
 
@@ -230,6 +267,7 @@ class GenerateResponse(google.protobuf.message.Message):
     ROUTE_FIELD_NUMBER: builtins.int
     INDEX_FIELD_NUMBER: builtins.int
     STOP_TOKEN_ID_FIELD_NUMBER: builtins.int
+    DECISION_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The request this belongs to."""
     text: builtins.str
@@ -268,6 +306,10 @@ class GenerateResponse(google.protobuf.message.Message):
     def handoff(self) -> contracts.pb.diptych.v1.types_pb2.HandoffStats:
         """On the answer's last piece, when it was handed off."""
 
+    @property
+    def decision(self) -> Global___RouteDecision:
+        """On the answer's last piece: why it went the way it did."""
+
     def __init__(
         self,
         *,
@@ -284,9 +326,10 @@ class GenerateResponse(google.protobuf.message.Message):
         route: Global___Route.ValueType = ...,
         index: builtins.int = ...,
         stop_token_id: builtins.int | None = ...,
+        decision: Global___RouteDecision | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_stop_token_id", b"_stop_token_id", "handoff", b"handoff", "stages", b"stages", "stop_token_id", b"stop_token_id", "usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_stop_token_id", b"_stop_token_id", "finish_reason", b"finish_reason", "handoff", b"handoff", "index", b"index", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "route", b"route", "stages", b"stages", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_stop_token_id", b"_stop_token_id", "decision", b"decision", "handoff", b"handoff", "stages", b"stages", "stop_token_id", b"stop_token_id", "usage", b"usage"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_stop_token_id", b"_stop_token_id", "decision", b"decision", "finish_reason", b"finish_reason", "handoff", b"handoff", "index", b"index", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "route", b"route", "stages", b"stages", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_stop_token_id", b"_stop_token_id"]) -> typing.Literal["stop_token_id"] | None: ...
 
 Global___GenerateResponse: typing_extensions.TypeAlias = GenerateResponse
