@@ -26,11 +26,10 @@ from contracts.errors import (
     ModelNotFound,
     NoRoom,
     Overloaded,
-    PermissionDenied,
     RateLimited,
     RequestCancelled,
     RetriesSpent,
-    Unauthenticated,
+    Unavailable,
     WorkerLost,
 )
 
@@ -81,10 +80,8 @@ def from_rpc_error(error: grpc.aio.AioRpcError, peer: str) -> DiptychError:
             return RequestCancelled(said)
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return Overloaded(said)
-        case grpc.StatusCode.UNAUTHENTICATED:
-            return Unauthenticated(said)
-        case grpc.StatusCode.PERMISSION_DENIED:
-            return PermissionDenied(said)
+        case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.PERMISSION_DENIED:
+            return Unavailable(said)  # something before the peer does not let us in: no fault of whose request it is
         case _:
             return InternalError(f"{peer}: {error.code().name}: {error.details()}")
 

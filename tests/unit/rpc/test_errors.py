@@ -80,8 +80,8 @@ def test_overloaded_says_when_to_come_back() -> None:
         (grpc.StatusCode.DEADLINE_EXCEEDED, WorkerLost),
         (grpc.StatusCode.CANCELLED, errors.RequestCancelled),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, Overloaded),
-        (grpc.StatusCode.UNAUTHENTICATED, errors.Unauthenticated),
-        (grpc.StatusCode.PERMISSION_DENIED, errors.PermissionDenied),
+        (grpc.StatusCode.UNAUTHENTICATED, errors.Unavailable),
+        (grpc.StatusCode.PERMISSION_DENIED, errors.Unavailable),
         (grpc.StatusCode.UNIMPLEMENTED, InternalError),
     ],
 )
