@@ -114,7 +114,7 @@ class ChatTemplate:
 
 def says(source: str, word: str) -> bool:
     """Whether a template ever says this word, the name of a variable or of a field: it does nothing with others."""
-    return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", source) is not None
+    return word in source and re.search(rf"(?<!\w){re.escape(word)}(?!\w)", source) is not None
 
 
 def template_variables(conversation: Conversation, special_tokens: Mapping[str, str]) -> dict[str, JsonValue]:

@@ -123,7 +123,7 @@ class ChatRules:
             said = "this model's chat template has no place for them"
             raise InvalidRequest("documents", f"{len(conversation.documents)} documents", said)
         messages = conversation.messages
-        if not says(source, "developer"):
+        if any(message.role == "developer" for message in messages) and not says(source, "developer"):
             messages = tuple(replace(m, role="system") if m.role == "developer" else m for m in messages)
         if dialect is not None and dialect.explains:
             return replace(conversation, messages=explained(messages, conversation.tools), tools=())

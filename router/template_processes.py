@@ -140,7 +140,7 @@ class _Child:
         """Raises Unavailable where the machine does not give another process."""
         command = [sys.executable, "-P", "-m", "router.template_child", str(memory_bytes)]
         ours, theirs = socket.socketpair()
-        reader, writer = await asyncio.open_connection(sock=ours)
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
         try:
             with theirs:
                 process = _spawn(command, theirs)

@@ -89,7 +89,7 @@ async def test_every_form_of_a_prompt(served, client, form):
 async def test_answers_to_several_prompts_are_what_each_prompt_has_alone(served, client):
     prompts = [served.ids("one"), served.ids("two words")]
     body = {"model": MODEL, "max_tokens": 4, "n": 2, "seed": 9, "logprobs": 1, "echo": True}
-    extra = {"return_token_ids": True}
+    extra = {"return_token_ids": True, "prompt_logprobs": 1}
     together = await client.completions.create(prompt=prompts, extra_body=extra, **body)
     apart = [await client.completions.create(prompt=prompt, extra_body=extra, **body) for prompt in prompts]
     wanted = [choice for one in apart for choice in one.choices]
@@ -97,6 +97,8 @@ async def test_answers_to_several_prompts_are_what_each_prompt_has_alone(served,
     for mine, other in zip(together.choices, wanted, strict=True):
         assert (mine.text, mine.token_ids) == (other.text, other.token_ids)
         assert (mine.logprobs, mine.prompt_token_ids) == (other.logprobs, other.prompt_token_ids)
+        assert mine.prompt_logprobs == other.prompt_logprobs
+    del extra["prompt_logprobs"]
     stream = await client.completions.create(
         prompt=prompts, stream=True, stream_options={"include_usage": True}, extra_body=extra, **body
     )

@@ -118,3 +118,14 @@ def test_no_more_is_held_back_than_needed(text, stops):
     if matcher.matched is None:
         held = text[len(shown) :]
         assert not held or any(s.startswith(held) and s != held for s in stops)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from(NASTY_IDS) | st.integers(0, 1023), max_size=40), st.sampled_from([0, 1]))
+@pytest.mark.parametrize("kind", ["bytes", "window"])
+def test_special_tokens_that_are_kept_are_text(kind, ids, kept):
+    """Those that spell the tags of calls; all others are left out as ever."""
+    keep = frozenset({kept})
+    stream = ByteLevelStream(VOCABULARY, True, keep) if kind == "bytes" else WindowStream(TINY, True, keep)
+    left = [i for i in ids if i not in {0, 1} - keep]
+    assert "".join(pieces_of(stream, ids)) == TINY.decode(left, skip_special_tokens=False)
