@@ -15,12 +15,13 @@ from tests.integration.router_harness import TINY
 
 @pytest.mark.parametrize("chat", [ChatConfig(), ChatConfig("hermes", True), ChatConfig("none", False)])
 def test_up_tells_its_router(chat):
-    port = keep_port("127.0.0.1", 0, "--http-port")
+    http, grpc = keep_port("127.0.0.1", 0, "--http-port"), keep_port("127.0.0.1", 0, "--grpc-port")
     try:
         config = ClusterConfig(model_dir=TINY, model_name="tiny", door=DoorOptions(chat=chat))
-        argv = router_argv(config, port, port)
+        argv = router_argv(config, http, grpc)
     finally:
-        port.release()
+        http.release()
+        grpc.release()
     arguments = list(argv[argv.index("--model") :])
     assert router_config(router.make_context("router", arguments).params).chat == chat
 
