@@ -18,14 +18,18 @@ from starlette.types import ASGIApp
 from contracts.errors import ConfigError
 from contracts.pb.diptych.v1 import inference_pb2_grpc, registry_pb2_grpc
 from observability.door_metrics import DoorMetrics
+from observability.log import get_logger
 from router.config import RouterConfig
 from router.grpc_front import INFERENCE_SERVICE, REGISTRY_SERVICE, InferenceServicer, RegistryServicer
 from router.http_server import HttpServer
 from router.key_door import METRICS_PATH, OPEN_PATHS, KeyInterceptor, Lock
 from router.keys import Doorkeeper, KeyBook, OpenDoor
 from rpc.proof_guard import CLUSTER_SERVICE, ProofGuard
-from rpc.server import RpcServer
+from rpc.server import RpcServer, is_loopback
 from rpc.tls import TlsFiles
+
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,16 @@ class Doors:
             await self.stop(0.0)
             raise
         await self._http.start()
+        self._warn_of_strangers()
         return ports
+
+    def _warn_of_strangers(self) -> None:
+        """Where others than this machine's own reach users' doors, and nobody is asked who he is, that is said."""
+        for host, tls in ((self._config.http.host, self._config.http.tls), (self._config.grpc.host, self._config.grpc.tls)):
+            asked = self._keys is not None or (tls is not None and tls.client_ca is not None)
+            if not asked and not is_loopback(host):
+                log.warning("whoever reaches this router may use it: it has no API keys (--api-keys)", host=host)
+                return
 
     async def _start_workers(self) -> int:
         if self._workers is self._users:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import ipaddress
 import socket
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -338,6 +339,15 @@ def join_address(host: str, port: int) -> str:
     """host:port, with brackets around an IPv6 address."""
     bare = host.strip("[]") or "0.0.0.0"
     return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens on `host`."""
+    bare = host.strip("[]")
+    try:
+        return ipaddress.ip_address(bare).is_loopback
+    except ValueError:
+        return bare == "localhost"
 
 
 def has_port(address: str) -> bool:

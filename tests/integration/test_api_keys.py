@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from contracts.errors import Unauthenticated
 from contracts.pb.diptych.v1 import inference_pb2 as pb
 from contracts.pb.diptych.v1 import inference_pb2_grpc, registry_pb2, registry_pb2_grpc, types_pb2
-from router.config import AccessConfig
+from router.config import AccessConfig, HttpConfig
 from router.keys import hash_of, new_key
 from router.service import Inference
 from rpc.channel import open_channel
@@ -180,6 +180,15 @@ async def test_users_cannot_announce_workers(served):
     async with open_channel(f"127.0.0.1:{served.ports.workers}") as channel:
         call = inference_pb2_grpc.InferenceStub(channel).ListModels(pb.ListModelsRequest())
         assert await code_of(call) is grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize(("host", "keys", "said"), [("0.0.0.0", False, 1), ("0.0.0.0", True, 0), ("127.0.0.1", False, 0)])
+async def test_a_router_that_asks_nobody_who_he_is_says_so(tmp_path, caplog, host, keys, said):
+    access = AccessConfig(api_keys=key_file(tmp_path) if keys else None)
+    grpc_door, http_door = ServerConfig(host=host, port=0), HttpConfig(host=host, port=0)
+    async with running_router(router_config(tmp_path, access=access, grpc=grpc_door, http=http_door)):
+        pass
+    assert caplog.text.count("whoever reaches this router may use it") == said
 
 
 async def test_both_doors_say_whose_request_it_is(served, monkeypatch):
