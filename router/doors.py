@@ -28,7 +28,6 @@ from rpc.proof_guard import CLUSTER_SERVICE, ProofGuard
 from rpc.server import RpcServer, is_loopback
 from rpc.tls import TlsFiles
 
-
 log = get_logger(__name__)
 
 
@@ -108,10 +107,10 @@ class Doors:
 
     def _warn_of_strangers(self) -> None:
         """Where others than this machine's own reach users' doors, and nobody is asked who he is, that is said."""
-        for host, tls in ((self._config.http.host, self._config.http.tls), (self._config.grpc.host, self._config.grpc.tls)):
-            asked = self._keys is not None or (tls is not None and tls.client_ca is not None)
-            if not asked and not is_loopback(host):
-                log.warning("whoever reaches this router may use it: it has no API keys (--api-keys)", host=host)
+        for door in (self._config.http, self._config.grpc):
+            asked = self._keys is not None or (door.tls is not None and door.tls.client_ca is not None)
+            if not asked and not is_loopback(door.host):
+                log.warning("whoever reaches this router may use it: it has no API keys (--api-keys)", host=door.host)
                 return
 
     async def _start_workers(self) -> int:

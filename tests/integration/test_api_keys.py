@@ -182,7 +182,9 @@ async def test_users_cannot_announce_workers(served):
         assert await code_of(call) is grpc.StatusCode.UNIMPLEMENTED
 
 
-@pytest.mark.parametrize(("host", "keys", "said"), [("0.0.0.0", False, 1), ("0.0.0.0", True, 0), ("127.0.0.1", False, 0)])
+@pytest.mark.parametrize(
+    ("host", "keys", "said"), [("0.0.0.0", False, 1), ("0.0.0.0", True, 0), ("127.0.0.1", False, 0)]
+)
 async def test_a_router_that_asks_nobody_who_he_is_says_so(tmp_path, caplog, host, keys, said):
     access = AccessConfig(api_keys=key_file(tmp_path) if keys else None)
     grpc_door, http_door = ServerConfig(host=host, port=0), HttpConfig(host=host, port=0)
