@@ -7,6 +7,7 @@
     ttft         time to first token, two pools against one
     streams      what serving adds to a token at 32 streams
     cancel       how long blocks stay taken when clients leave
+    conversation what a chat template and tools cost the router
     router       what one router process carries on one core, with workers that answer at once
     simulate     what each policy does to recorded loads, in virtual time
 
@@ -25,6 +26,7 @@ import click
 from bench.cancel import WORKER_FLAGS, CancelBenchConfig, run_cancel
 from bench.checkpoint import HALF_B, half_b_checkpoint
 from bench.cluster import ClusterDidNotStart, serving, vocab_size_of
+from bench.conversation import ConversationBenchConfig, run_conversation
 from bench.decision import DecisionBenchConfig, run_decision
 from bench.engine import EngineBenchConfig, run_engine
 from bench.fake_workers import FakeConfig, serve_until_signal
@@ -121,6 +123,13 @@ def measure_cancel(options: Options, say: Say) -> Report:
         return run_cancel(cluster, vocab_size_of(model), config, say)
 
 
+def measure_conversation(options: Options, say: Say) -> Report:
+    """Half a minute."""
+    config = ConversationBenchConfig()
+    config = replace(config, rounds=options.rounds or config.rounds)
+    return run_conversation(resolve_model(options.model, None, say), config, say)
+
+
 def measure_router(options: Options, say: Say) -> Report:
     """Some minutes; --quick a minute."""
     config = RouterBenchConfig()
@@ -160,6 +169,7 @@ MEASUREMENTS: dict[str, Callable[[Options, Say], Report]] = {
     "ttft": measure_ttft,
     "streams": measure_streams,
     "cancel": measure_cancel,
+    "conversation": measure_conversation,
     "router": measure_router,
     "decision": measure_decision,
     "simulate": measure_simulate,
