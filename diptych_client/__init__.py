@@ -7,7 +7,7 @@ It hides nothing: requests and responses are the messages of proto/diptych/v1/in
 option of the same name, the gRPC channel and call are at hand, and nothing is retried. Does not know the OpenAI API.
 """
 
-from contracts.pb.diptych.v1.inference_pb2 import ChatMessage, GenerateRequest, GenerateResponse, Model
+from contracts.pb.diptych.v1.inference_pb2 import Chat, ChatMessage, GenerateRequest, GenerateResponse, Model, ToolCall
 from diptych_client.aio import AsyncClient, AsyncStream
 from diptych_client.answer import Answer, join
 from diptych_client.connect import Tls
@@ -23,7 +23,7 @@ from diptych_client.errors import (
     Unavailable,
     Violation,
 )
-from diptych_client.options import Options, Prompt, assistant, build_request, system, user
+from diptych_client.options import Conversation, Options, Prompt, assistant, build_request, system, user
 from diptych_client.sync import Client, Stream
 
 __all__ = [
@@ -31,8 +31,10 @@ __all__ = [
     "AsyncClient",
     "AsyncStream",
     "Cancelled",
+    "Chat",
     "ChatMessage",
     "Client",
+    "Conversation",
     "DeadlineExceeded",
     "GenerateRequest",
     "GenerateResponse",
@@ -46,6 +48,7 @@ __all__ = [
     "RpcFailed",
     "Stream",
     "Tls",
+    "ToolCall",
     "Unauthenticated",
     "Unavailable",
     "Violation",

@@ -10,9 +10,9 @@ A task that is cancelled while it reads a stream cancels the call with it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Self, TypeVar, Unpack
 
 import grpc
 
@@ -21,8 +21,10 @@ from contracts.pb.diptych.v1 import inference_pb2_grpc
 from diptych_client.answer import Answer, join
 from diptych_client.connect import Metadata, Tls, call_metadata, channel_options
 from diptych_client.errors import Cancelled, as_failure
-from diptych_client.options import Options, Prompt, build_request
+from diptych_client.options import Conversation, Options, Prompt, build_request, build_tokenize_request
 
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
 _Call = grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]
 
 
@@ -102,16 +104,38 @@ class AsyncClient:
 
     async def models(self, *, timeout_s: float | None = 10.0) -> list[pb.Model]:
         """What is served. Raises RpcFailed."""
-        request = pb.ListModelsRequest()
-        try:
-            answer = await self._stub.ListModels(request, timeout=timeout_s, metadata=call_metadata(self._api_key, ()))
-        except grpc.aio.AioRpcError as error:
-            raise as_failure(error) from error
+        answer = await self._ask(self._stub.ListModels, pb.ListModelsRequest(), timeout_s)
         return list(answer.models)
+
+    async def tokenize(
+        self,
+        prompt: str | Conversation,
+        *,
+        model: str = "",
+        add_special_tokens: bool | None = None,
+        timeout_s: float | None = 30.0,
+    ) -> pb.TokenizeResponse:
+        """The tokens that an answer to this prompt would be made from. Raises RpcFailed."""
+        request = build_tokenize_request(prompt, model, add_special_tokens)
+        return await self._ask(self._stub.Tokenize, request, timeout_s)
+
+    async def detokenize(
+        self, token_ids: Sequence[int], *, model: str = "", timeout_s: float | None = 30.0
+    ) -> pb.DetokenizeResponse:
+        """The text of tokens. Raises RpcFailed."""
+        return await self._ask(self._stub.Detokenize, pb.DetokenizeRequest(model=model, token_ids=token_ids), timeout_s)
 
     async def close(self) -> None:
         """End every call and the connection. Idempotent."""
         await self.channel.close(None)
+
+    async def _ask(
+        self, method: grpc.aio.UnaryUnaryMultiCallable[_Request, _Response], request: _Request, timeout_s: float | None
+    ) -> _Response:
+        try:
+            return await method(request, timeout=timeout_s, metadata=call_metadata(self._api_key, ()))
+        except grpc.aio.AioRpcError as error:
+            raise as_failure(error) from error
 
     async def __aenter__(self) -> Self:
         return self

@@ -13,8 +13,10 @@ from typing import TypedDict, Unpack, cast
 from contracts.pb.diptych.v1 import inference_pb2 as pb
 from contracts.pb.diptych.v1 import types_pb2
 
+Conversation = Sequence[pb.ChatMessage] | pb.Chat
+"""For the model's chat template; pb.Chat where it needs more than its messages: tools, a turn to be continued, variables."""
 Prompt = str | Sequence[int] | Sequence[pb.ChatMessage] | pb.Chat
-"""Text as it is, token ids, or a conversation for the model's chat template (pb.Chat where it needs more than its messages)."""
+"""Text as it is, token ids, or a Conversation."""
 
 
 class Options(TypedDict, total=False):
@@ -62,6 +64,22 @@ def build_request(prompt: Prompt, **options: Unpack[Options]) -> pb.GenerateRequ
     else:
         request.token_ids.SetInParent()
         request.token_ids.ids.extend(cast("Sequence[int]", prompt))
+    return request
+
+
+def build_tokenize_request(
+    prompt: str | Conversation, model: str, add_special_tokens: bool | None
+) -> pb.TokenizeRequest:
+    """The message; `add_special_tokens` None leaves the default to the server."""
+    request = pb.TokenizeRequest(model=model)
+    if add_special_tokens is not None:
+        request.add_special_tokens = add_special_tokens
+    if isinstance(prompt, str):
+        request.text = prompt
+    elif isinstance(prompt, pb.Chat):
+        request.chat.CopyFrom(prompt)
+    else:
+        request.chat.messages.extend(prompt)
     return request
 
 

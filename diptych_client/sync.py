@@ -9,9 +9,9 @@ A stream that is closed, or left by its `with` block, is cancelled: all that the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Protocol, Self, Unpack
+from typing import Protocol, Self, TypeVar, Unpack
 
 import grpc
 
@@ -20,7 +20,10 @@ from contracts.pb.diptych.v1 import inference_pb2_grpc
 from diptych_client.answer import Answer, join
 from diptych_client.connect import Metadata, Tls, call_metadata, channel_options
 from diptych_client.errors import EndedCall, as_failure
-from diptych_client.options import Options, Prompt, build_request
+from diptych_client.options import Conversation, Options, Prompt, build_request, build_tokenize_request
+
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
 
 
 class RunningCall(EndedCall, Protocol):
@@ -97,17 +100,39 @@ class Client:
 
     def models(self, *, timeout_s: float | None = 10.0) -> list[pb.Model]:
         """What is served. Raises RpcFailed."""
-        request = pb.ListModelsRequest()
-        try:
-            answer = self._stub.ListModels(request, timeout=timeout_s, metadata=call_metadata(self._api_key, ()))
-        except grpc.RpcError as error:
-            assert isinstance(error, grpc.Call)  # gRPC's errors are the calls that they ended
-            raise as_failure(error) from error
+        answer = self._ask(self._stub.ListModels, pb.ListModelsRequest(), timeout_s)
         return list(answer.models)
+
+    def tokenize(
+        self,
+        prompt: str | Conversation,
+        *,
+        model: str = "",
+        add_special_tokens: bool | None = None,
+        timeout_s: float | None = 30.0,
+    ) -> pb.TokenizeResponse:
+        """The tokens that an answer to this prompt would be made from. Raises RpcFailed."""
+        request = build_tokenize_request(prompt, model, add_special_tokens)
+        return self._ask(self._stub.Tokenize, request, timeout_s)
+
+    def detokenize(
+        self, token_ids: Sequence[int], *, model: str = "", timeout_s: float | None = 30.0
+    ) -> pb.DetokenizeResponse:
+        """The text of tokens. Raises RpcFailed."""
+        return self._ask(self._stub.Detokenize, pb.DetokenizeRequest(model=model, token_ids=token_ids), timeout_s)
 
     def close(self) -> None:
         """End every call and the connection. Idempotent."""
         self.channel.close()
+
+    def _ask(
+        self, method: grpc.UnaryUnaryMultiCallable[_Request, _Response], request: _Request, timeout_s: float | None
+    ) -> _Response:
+        try:
+            return method(request, timeout=timeout_s, metadata=call_metadata(self._api_key, ()))
+        except grpc.RpcError as error:
+            assert isinstance(error, grpc.Call)  # gRPC's errors are the calls that they ended
+            raise as_failure(error) from error
 
     def __enter__(self) -> Self:
         return self

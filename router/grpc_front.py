@@ -25,11 +25,12 @@ from contracts.wire import (
     stages_to_pb,
 )
 from contracts.wire_handoff import worker_info_from_pb, worker_load_from_pb, worker_ref_from_pb
-from router.chat_template import Conversation, Message
-from router.exchange import Ask, ChatPrompt, Piece, Prompt, TextPrompt, TokenPrompt, valid_traceparent
+from router.exchange import Ask, Piece, Prompt, TextPrompt, TokenPrompt, valid_traceparent
+from router.grpc_chat import chat_prompt
 from router.key_door import authorization
 from router.keys import Doorkeeper
 from router.model_card import ModelCard
+from router.openai_chat import ChatRules
 from router.registry import OpenRegistry
 from router.route import Route
 from router.service import Inference
@@ -37,11 +38,12 @@ from router.sessions import session_in
 
 INFERENCE_SERVICE: str = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 REGISTRY_SERVICE: str = registry_pb2.DESCRIPTOR.services_by_name["Registry"].full_name
-CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
 _ROUTE_FROM_PB = {pb.ROUTE_DISAGGREGATED: Route.DISAGGREGATED, pb.ROUTE_COLOCATED: Route.COLOCATED}
 _ROUTE_TO_PB = {value: key for key, value in _ROUTE_FROM_PB.items()}
 _GenerateContext = grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]
 _ListContext = grpc.aio.ServicerContext[pb.ListModelsRequest, pb.ListModelsResponse]
+_TokenizeContext = grpc.aio.ServicerContext[pb.TokenizeRequest, pb.TokenizeResponse]
+_DetokenizeContext = grpc.aio.ServicerContext[pb.DetokenizeRequest, pb.DetokenizeResponse]
 _AnnounceContext = grpc.aio.ServicerContext[registry_pb2.AnnounceRequest, registry_pb2.AnnounceResponse]
 _LeaveContext = grpc.aio.ServicerContext[registry_pb2.LeaveRequest, registry_pb2.LeaveResponse]
 
@@ -49,8 +51,16 @@ _LeaveContext = grpc.aio.ServicerContext[registry_pb2.LeaveRequest, registry_pb2
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     """Serves Inference. `new_id` names requests whose clients did not; `doorkeeper` knows whose they are."""
 
-    def __init__(self, service: Inference, timeout_s: float, new_id: Callable[[], str], doorkeeper: Doorkeeper) -> None:
+    def __init__(
+        self,
+        service: Inference,
+        rules: ChatRules,
+        timeout_s: float,
+        new_id: Callable[[], str],
+        doorkeeper: Doorkeeper,
+    ) -> None:
         self._service = service
+        self._rules = rules
         self._timeout_s = timeout_s
         self._new_id = new_id
         self._doorkeeper = doorkeeper
@@ -60,7 +70,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     ) -> AsyncIterator[pb.GenerateResponse]:
         """See the service's definition."""
         caller = self._doorkeeper.caller(authorization(tuple(context.invocation_metadata() or ())))
-        ask = ask_from_pb(request, self._service.card, self._new_id, _traceparent(context))
+        ask = ask_from_pb(request, self._service.card, self._rules, self._new_id, _traceparent(context))
         session = session_in(context.invocation_metadata() or ())
         ask = replace(ask, caller=caller, timeout_s=context.time_remaining(), session=session)
         async with aclosing(self._service.answer(ask, self._timeout_s)) as pieces:
@@ -75,6 +85,31 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         return pb.ListModelsResponse(
             models=[pb.Model(name=self._service.card.name, max_model_len=self._service.max_model_len())]
         )
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: _TokenizeContext) -> pb.TokenizeResponse:
+        """See the service's definition."""
+        del context
+        self._service.check_model(request.model)
+        add = request.add_special_tokens if request.HasField("add_special_tokens") else None
+        match request.WhichOneof("input"):
+            case "text":
+                prompt: Prompt = TextPrompt(request.text, add is not False)
+            case "chat":
+                prompt = chat_prompt(request.chat, self._rules, add)
+            case _:
+                raise InvalidRequest("input", None, "one of text and chat must be set")
+        token_ids = await self._service.prompter.token_ids(prompt)
+        return pb.TokenizeResponse(token_ids=token_ids, max_model_len=self._service.max_model_len())
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: _DetokenizeContext) -> pb.DetokenizeResponse:
+        """See the service's definition."""
+        del context
+        self._service.check_model(request.model)
+        card = self._service.card
+        for index, token_id in enumerate(request.token_ids):
+            if token_id >= card.vocab_size:
+                raise InvalidRequest(f"token_ids[{index}]", token_id, f"must be from 0 to {card.vocab_size - 1}")
+        return pb.DetokenizeResponse(text=card.tokenizer.decode(request.token_ids, skip_special_tokens=False))
 
 
 class RegistryServicer(registry_pb2_grpc.RegistryServicer):
@@ -100,11 +135,13 @@ class RegistryServicer(registry_pb2_grpc.RegistryServicer):
         return registry_pb2.LeaveResponse(num_others=sum(len(self._registry.ready(kind)) for kind in kinds))
 
 
-def ask_from_pb(message: pb.GenerateRequest, card: ModelCard, new_id: Callable[[], str], traceparent: str) -> Ask:
+def ask_from_pb(
+    message: pb.GenerateRequest, card: ModelCard, rules: ChatRules, new_id: Callable[[], str], traceparent: str
+) -> Ask:
     """Raises InvalidRequest naming the field that is missing or not known."""
     return Ask(
         request_id=message.request_id or new_id(),
-        prompt=_prompt_from_pb(message),
+        prompt=_prompt_from_pb(message, rules),
         sampling=sampling_from_pb(message.sampling, card.sampling()),
         model=message.model,
         n=message.n if message.HasField("n") else 1,
@@ -156,25 +193,16 @@ def piece_to_pb(request_id: str, piece: Piece) -> pb.GenerateResponse:
     return message
 
 
-def _prompt_from_pb(message: pb.GenerateRequest) -> Prompt:
+def _prompt_from_pb(message: pb.GenerateRequest, rules: ChatRules) -> Prompt:
     match message.WhichOneof("input"):
         case "text":
             return TextPrompt(message.text)
         case "token_ids":
             return TokenPrompt(tuple(message.token_ids.ids))
         case "chat":
-            turns = tuple(_message_from_pb(i, turn) for i, turn in enumerate(message.chat.messages))
-            if not turns:
-                raise InvalidRequest("chat.messages", 0, "must have at least 1 message")
-            return ChatPrompt(Conversation(turns))
+            return chat_prompt(message.chat, rules)
         case _:
             raise InvalidRequest("input", None, "one of text, token_ids and chat must be set")
-
-
-def _message_from_pb(index: int, turn: pb.ChatMessage) -> Message:
-    if turn.role not in CHAT_ROLES:
-        raise InvalidRequest(f"chat.messages[{index}].role", turn.role, f"must be one of {', '.join(CHAT_ROLES)}")
-    return Message(turn.role, turn.content)
 
 
 def _route_from_pb(value: pb.Route.ValueType) -> Route | None:

@@ -38,6 +38,7 @@ from router.http_body import FrontLimits
 from router.http_front import HttpFront
 from router.membership import Membership, reprieve
 from router.model_card import load_model_card
+from router.openai_chat import ChatRules
 from router.pairs import PairBook
 from router.placement import Placement
 from router.pools import Pools
@@ -105,7 +106,8 @@ class RouterServer:
         self._doors = Doors(config)
         self._doors.watch_refusals(self._resilience.call_refused)
         self._doors.measure(metrics.registry)
-        servicer = InferenceServicer(service, config.request_timeout_s, new_id, self._doors.doorkeeper)
+        rules = ChatRules(card, config.chat)
+        servicer = InferenceServicer(service, rules, config.request_timeout_s, new_id, self._doors.doorkeeper)
         self._doors.serve(front.app, servicer, RegistryServicer(self._registry))
         self._tasks: list[asyncio.Task[None]] = []
 

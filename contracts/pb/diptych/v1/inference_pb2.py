@@ -25,35 +25,45 @@ _sym_db = _symbol_database.Default()
 from contracts.pb.diptych.v1 import types_pb2 as diptych_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64iptych/v1/inference.proto\x12\ndiptych.v1\x1a\x16\x64iptych/v1/types.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"1\n\x04\x43hat\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.diptych.v1.ChatMessage\"\xf0\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x14.diptych.v1.TokenIdsH\x00\x12 \n\x04\x63hat\x18\x04 \x01(\x0b\x32\x10.diptych.v1.ChatH\x00\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.diptych.v1.SamplingParams\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\x10\n\x08priority\x18\x08 \x01(\x11\x12 \n\x05route\x18\t \x01(\x0e\x32\x11.diptych.v1.Route\x12 \n\x13skip_special_tokens\x18\n \x01(\x08H\x01\x88\x01\x01\x12\x0e\n\x01n\x18\x0b \x01(\rH\x02\x88\x01\x01\x12\x14\n\x0cinclude_stop\x18\x0c \x01(\x08\x42\x07\n\x05inputB\x16\n\x14_skip_special_tokensB\x04\n\x02_n\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\xb5\x01\n\rRouteDecision\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x1f\n\x12predicted_remote_s\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x1e\n\x11predicted_local_s\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x17\n\nmeasured_s\x18\x04 \x01(\x01H\x02\x88\x01\x01\x42\x15\n\x13_predicted_remote_sB\x14\n\x12_predicted_local_sB\r\n\x0b_measured_s\"\xed\x03\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12*\n\x08logprobs\x18\x04 \x03(\x0b\x32\x18.diptych.v1.TokenLogprob\x12\x31\n\x0fprompt_logprobs\x18\x05 \x03(\x0b\x32\x18.diptych.v1.TokenLogprob\x12/\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x18.diptych.v1.FinishReason\x12\x13\n\x0bstop_string\x18\x07 \x01(\t\x12 \n\x05usage\x18\x08 \x01(\x0b\x32\x11.diptych.v1.Usage\x12&\n\x06stages\x18\t \x01(\x0b\x32\x16.diptych.v1.StageTimes\x12)\n\x07handoff\x18\n \x01(\x0b\x32\x18.diptych.v1.HandoffStats\x12 \n\x05route\x18\x0b \x01(\x0e\x32\x11.diptych.v1.Route\x12\r\n\x05index\x18\x0c \x01(\r\x12\x1a\n\rstop_token_id\x18\r \x01(\rH\x00\x88\x01\x01\x12+\n\x08\x64\x65\x63ision\x18\x0e \x01(\x0b\x32\x19.diptych.v1.RouteDecisionB\x10\n\x0e_stop_token_id\"\x13\n\x11ListModelsRequest\",\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"7\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.diptych.v1.Model*L\n\x05Route\x12\x15\n\x11ROUTE_UNSPECIFIED\x10\x00\x12\x17\n\x13ROUTE_DISAGGREGATED\x10\x01\x12\x13\n\x0fROUTE_COLOCATED\x10\x02\x32\xa1\x01\n\tInference\x12G\n\x08Generate\x12\x1b.diptych.v1.GenerateRequest\x1a\x1c.diptych.v1.GenerateResponse0\x01\x12K\n\nListModels\x12\x1d.diptych.v1.ListModelsRequest\x1a\x1e.diptych.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64iptych/v1/inference.proto\x12\ndiptych.v1\x1a\x16\x64iptych/v1/types.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"<\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\"z\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12(\n\ntool_calls\x18\x04 \x03(\x0b\x32\x14.diptych.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\t\"\xc4\x01\n\x04\x43hat\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.diptych.v1.ChatMessage\x12\x12\n\ntools_json\x18\x02 \x03(\t\x12\x1e\n\x16\x63ontinue_final_message\x18\x03 \x01(\x08\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12\x1f\n\x17template_variables_json\x18\x05 \x01(\tB\x18\n\x16_add_generation_prompt\"\xf0\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x14.diptych.v1.TokenIdsH\x00\x12 \n\x04\x63hat\x18\x04 \x01(\x0b\x32\x10.diptych.v1.ChatH\x00\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.diptych.v1.SamplingParams\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\x10\n\x08priority\x18\x08 \x01(\x11\x12 \n\x05route\x18\t \x01(\x0e\x32\x11.diptych.v1.Route\x12 \n\x13skip_special_tokens\x18\n \x01(\x08H\x01\x88\x01\x01\x12\x0e\n\x01n\x18\x0b \x01(\rH\x02\x88\x01\x01\x12\x14\n\x0cinclude_stop\x18\x0c \x01(\x08\x42\x07\n\x05inputB\x16\n\x14_skip_special_tokensB\x04\n\x02_n\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\xb5\x01\n\rRouteDecision\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x1f\n\x12predicted_remote_s\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x1e\n\x11predicted_local_s\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x17\n\nmeasured_s\x18\x04 \x01(\x01H\x02\x88\x01\x01\x42\x15\n\x13_predicted_remote_sB\x14\n\x12_predicted_local_sB\r\n\x0b_measured_s\"\xed\x03\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12*\n\x08logprobs\x18\x04 \x03(\x0b\x32\x18.diptych.v1.TokenLogprob\x12\x31\n\x0fprompt_logprobs\x18\x05 \x03(\x0b\x32\x18.diptych.v1.TokenLogprob\x12/\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x18.diptych.v1.FinishReason\x12\x13\n\x0bstop_string\x18\x07 \x01(\t\x12 \n\x05usage\x18\x08 \x01(\x0b\x32\x11.diptych.v1.Usage\x12&\n\x06stages\x18\t \x01(\x0b\x32\x16.diptych.v1.StageTimes\x12)\n\x07handoff\x18\n \x01(\x0b\x32\x18.diptych.v1.HandoffStats\x12 \n\x05route\x18\x0b \x01(\x0e\x32\x11.diptych.v1.Route\x12\r\n\x05index\x18\x0c \x01(\r\x12\x1a\n\rstop_token_id\x18\r \x01(\rH\x00\x88\x01\x01\x12+\n\x08\x64\x65\x63ision\x18\x0e \x01(\x0b\x32\x19.diptych.v1.RouteDecisionB\x10\n\x0e_stop_token_id\"\x13\n\x11ListModelsRequest\",\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"7\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.diptych.v1.Model\"\x93\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12 \n\x04\x63hat\x18\x03 \x01(\x0b\x32\x10.diptych.v1.ChatH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05inputB\x15\n\x13_add_special_tokens\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"5\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t*L\n\x05Route\x12\x15\n\x11ROUTE_UNSPECIFIED\x10\x00\x12\x17\n\x13ROUTE_DISAGGREGATED\x10\x01\x12\x13\n\x0fROUTE_COLOCATED\x10\x02\x32\xb5\x02\n\tInference\x12G\n\x08Generate\x12\x1b.diptych.v1.GenerateRequest\x1a\x1c.diptych.v1.GenerateResponse0\x01\x12K\n\nListModels\x12\x1d.diptych.v1.ListModelsRequest\x1a\x1e.diptych.v1.ListModelsResponse\x12\x45\n\x08Tokenize\x12\x1b.diptych.v1.TokenizeRequest\x1a\x1c.diptych.v1.TokenizeResponse\x12K\n\nDetokenize\x12\x1d.diptych.v1.DetokenizeRequest\x1a\x1e.diptych.v1.DetokenizeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'diptych.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROUTE']._serialized_start=1445
-  _globals['_ROUTE']._serialized_end=1521
+  _globals['_ROUTE']._serialized_start=2036
+  _globals['_ROUTE']._serialized_end=2112
   _globals['_TOKENIDS']._serialized_start=66
   _globals['_TOKENIDS']._serialized_end=89
-  _globals['_CHATMESSAGE']._serialized_start=91
-  _globals['_CHATMESSAGE']._serialized_end=135
-  _globals['_CHAT']._serialized_start=137
-  _globals['_CHAT']._serialized_end=186
-  _globals['_GENERATEREQUEST']._serialized_start=189
-  _globals['_GENERATEREQUEST']._serialized_end=557
-  _globals['_USAGE']._serialized_start=559
-  _globals['_USAGE']._serialized_end=639
-  _globals['_ROUTEDECISION']._serialized_start=642
-  _globals['_ROUTEDECISION']._serialized_end=823
-  _globals['_GENERATERESPONSE']._serialized_start=826
-  _globals['_GENERATERESPONSE']._serialized_end=1319
-  _globals['_LISTMODELSREQUEST']._serialized_start=1321
-  _globals['_LISTMODELSREQUEST']._serialized_end=1340
-  _globals['_MODEL']._serialized_start=1342
-  _globals['_MODEL']._serialized_end=1386
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1388
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1443
-  _globals['_INFERENCE']._serialized_start=1524
-  _globals['_INFERENCE']._serialized_end=1685
+  _globals['_TOOLCALL']._serialized_start=91
+  _globals['_TOOLCALL']._serialized_end=151
+  _globals['_CHATMESSAGE']._serialized_start=153
+  _globals['_CHATMESSAGE']._serialized_end=275
+  _globals['_CHAT']._serialized_start=278
+  _globals['_CHAT']._serialized_end=474
+  _globals['_GENERATEREQUEST']._serialized_start=477
+  _globals['_GENERATEREQUEST']._serialized_end=845
+  _globals['_USAGE']._serialized_start=847
+  _globals['_USAGE']._serialized_end=927
+  _globals['_ROUTEDECISION']._serialized_start=930
+  _globals['_ROUTEDECISION']._serialized_end=1111
+  _globals['_GENERATERESPONSE']._serialized_start=1114
+  _globals['_GENERATERESPONSE']._serialized_end=1607
+  _globals['_LISTMODELSREQUEST']._serialized_start=1609
+  _globals['_LISTMODELSREQUEST']._serialized_end=1628
+  _globals['_MODEL']._serialized_start=1630
+  _globals['_MODEL']._serialized_end=1674
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1676
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1731
+  _globals['_TOKENIZEREQUEST']._serialized_start=1734
+  _globals['_TOKENIZEREQUEST']._serialized_end=1881
+  _globals['_TOKENIZERESPONSE']._serialized_start=1883
+  _globals['_TOKENIZERESPONSE']._serialized_end=1943
+  _globals['_DETOKENIZEREQUEST']._serialized_start=1945
+  _globals['_DETOKENIZEREQUEST']._serialized_end=1998
+  _globals['_DETOKENIZERESPONSE']._serialized_start=2000
+  _globals['_DETOKENIZERESPONSE']._serialized_end=2034
+  _globals['_INFERENCE']._serialized_start=2115
+  _globals['_INFERENCE']._serialized_end=2424
 # @@protoc_insertion_point(module_scope)

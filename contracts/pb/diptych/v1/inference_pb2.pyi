@@ -65,6 +65,32 @@ class TokenIds(google.protobuf.message.Message):
 Global___TokenIds: typing_extensions.TypeAlias = TokenIds
 
 @typing.final
+class ToolCall(google.protobuf.message.Message):
+    """A call of a tool that the assistant made earlier in the conversation."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    ARGUMENTS_JSON_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    """The name that the tool's answer refers to; may be empty."""
+    name: builtins.str
+    """The tool's name."""
+    arguments_json: builtins.str
+    """A JSON object."""
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+        name: builtins.str = ...,
+        arguments_json: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["arguments_json", b"arguments_json", "id", b"id", "name", b"name"]) -> None: ...
+
+Global___ToolCall: typing_extensions.TypeAlias = ToolCall
+
+@typing.final
 class ChatMessage(google.protobuf.message.Message):
     """One turn of a conversation."""
 
@@ -72,37 +98,73 @@ class ChatMessage(google.protobuf.message.Message):
 
     ROLE_FIELD_NUMBER: builtins.int
     CONTENT_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    TOOL_CALLS_FIELD_NUMBER: builtins.int
+    TOOL_CALL_ID_FIELD_NUMBER: builtins.int
     role: builtins.str
-    """"system", "user" or "assistant"."""
+    """"system", "developer", "user", "assistant" or "tool"."""
     content: builtins.str
-    """What was said."""
+    """What was said, or what a tool answered."""
+    name: builtins.str
+    """Who of that role it was; where the model's template heeds it."""
+    tool_call_id: builtins.str
+    """Of a turn of role "tool": the id of the call that it answers."""
+    @property
+    def tool_calls(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
+        """The assistant's calls."""
+
     def __init__(
         self,
         *,
         role: builtins.str = ...,
         content: builtins.str = ...,
+        name: builtins.str = ...,
+        tool_calls: collections.abc.Iterable[Global___ToolCall] | None = ...,
+        tool_call_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["content", b"content", "role", b"role"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["content", b"content", "name", b"name", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]) -> None: ...
 
 Global___ChatMessage: typing_extensions.TypeAlias = ChatMessage
 
 @typing.final
 class Chat(google.protobuf.message.Message):
-    """A conversation, rendered through the model's own chat template."""
+    """A conversation, rendered through the model's own chat template. An answer's text has calls of tools as the model writes them:
+    this API gives what the model said; parting calls from text is done at the OpenAI door.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: builtins.int
+    TOOLS_JSON_FIELD_NUMBER: builtins.int
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: builtins.int
+    ADD_GENERATION_PROMPT_FIELD_NUMBER: builtins.int
+    TEMPLATE_VARIABLES_JSON_FIELD_NUMBER: builtins.int
+    continue_final_message: builtins.bool
+    """Go on with the last turn, which is the assistant's, in place of beginning another. Default false."""
+    add_generation_prompt: builtins.bool
+    """Let the assistant's turn begin behind the last one. Default true, unless the last turn is to be continued."""
+    template_variables_json: builtins.str
+    """More variables for the template, a JSON object; as vLLM's chat_template_kwargs."""
     @property
     def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """The turns, oldest first."""
+
+    @property
+    def tools_json(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The tools that the model may call, each a JSON object as in OpenAI's API: {"type": "function", "function": {…}}."""
 
     def __init__(
         self,
         *,
         messages: collections.abc.Iterable[Global___ChatMessage] | None = ...,
+        tools_json: collections.abc.Iterable[builtins.str] | None = ...,
+        continue_final_message: builtins.bool = ...,
+        add_generation_prompt: builtins.bool | None = ...,
+        template_variables_json: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["messages", b"messages"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "messages", b"messages", "template_variables_json", b"template_variables_json", "tools_json", b"tools_json"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]) -> typing.Literal["add_generation_prompt"] | None: ...
 
 Global___Chat: typing_extensions.TypeAlias = Chat
 
@@ -387,3 +449,106 @@ class ListModelsResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["models", b"models"]) -> None: ...
 
 Global___ListModelsResponse: typing_extensions.TypeAlias = ListModelsResponse
+
+@typing.final
+class TokenizeRequest(google.protobuf.message.Message):
+    """What to tokenise."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    CHAT_FIELD_NUMBER: builtins.int
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """The served model's name; empty takes the only one."""
+    text: builtins.str
+    """Text, as it is."""
+    add_special_tokens: builtins.bool
+    """Add the special tokens that the model's tokenizer adds. Default: to text, but not to a conversation, whose template brings them."""
+    @property
+    def chat(self) -> Global___Chat:
+        """A conversation."""
+
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        text: builtins.str = ...,
+        chat: Global___Chat | None = ...,
+        add_special_tokens: builtins.bool | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "input", b"input", "text", b"text"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "input", b"input", "model", b"model", "text", b"text"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_add_special_tokens", b"_add_special_tokens"]) -> typing.Literal["add_special_tokens"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["input", b"input"]) -> typing.Literal["text", "chat"] | None: ...
+
+Global___TokenizeRequest: typing_extensions.TypeAlias = TokenizeRequest
+
+@typing.final
+class TokenizeResponse(google.protobuf.message.Message):
+    """Its tokens."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: builtins.int
+    MAX_MODEL_LEN_FIELD_NUMBER: builtins.int
+    max_model_len: builtins.int
+    """The context in tokens, prompt and answer together."""
+    @property
+    def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The ids, in order."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: collections.abc.Iterable[builtins.int] | None = ...,
+        max_model_len: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["max_model_len", b"max_model_len", "token_ids", b"token_ids"]) -> None: ...
+
+Global___TokenizeResponse: typing_extensions.TypeAlias = TokenizeResponse
+
+@typing.final
+class DetokenizeRequest(google.protobuf.message.Message):
+    """What to turn back into text."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    TOKEN_IDS_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """The served model's name; empty takes the only one."""
+    @property
+    def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The ids, in order."""
+
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        token_ids: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model", "token_ids", b"token_ids"]) -> None: ...
+
+Global___DetokenizeRequest: typing_extensions.TypeAlias = DetokenizeRequest
+
+@typing.final
+class DetokenizeResponse(google.protobuf.message.Message):
+    """Its text."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: builtins.int
+    text: builtins.str
+    """The text; bytes that are no character are shown as U+FFFD."""
+    def __init__(
+        self,
+        *,
+        text: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["text", b"text"]) -> None: ...
+
+Global___DetokenizeResponse: typing_extensions.TypeAlias = DetokenizeResponse

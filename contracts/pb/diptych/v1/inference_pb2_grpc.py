@@ -61,6 +61,16 @@ class InferenceStub(object):
                 request_serializer=diptych_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=diptych_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/diptych.v1.Inference/Tokenize',
+                request_serializer=diptych_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=diptych_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/diptych.v1.Inference/Detokenize',
+                request_serializer=diptych_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=diptych_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer(object):
@@ -98,6 +108,20 @@ class InferenceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tokenize(self, request, context):
+        """The tokens that an answer to this prompt would be made from, template and special tokens included.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """The text of tokens, special ones as they are written.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -110,6 +134,16 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=diptych_dot_v1_dot_inference__pb2.ListModelsRequest.FromString,
                     response_serializer=diptych_dot_v1_dot_inference__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=diptych_dot_v1_dot_inference__pb2.TokenizeRequest.FromString,
+                    response_serializer=diptych_dot_v1_dot_inference__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=diptych_dot_v1_dot_inference__pb2.DetokenizeRequest.FromString,
+                    response_serializer=diptych_dot_v1_dot_inference__pb2.DetokenizeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -183,6 +217,60 @@ class Inference(object):
             '/diptych.v1.Inference/ListModels',
             diptych_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
             diptych_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/diptych.v1.Inference/Tokenize',
+            diptych_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
+            diptych_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/diptych.v1.Inference/Detokenize',
+            diptych_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+            diptych_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

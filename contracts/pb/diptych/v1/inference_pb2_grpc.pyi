@@ -57,7 +57,39 @@ _InferenceListModelsType = typing_extensions.TypeVar(
     ],
 )
 
-class InferenceStub(typing.Generic[_InferenceGenerateType, _InferenceListModelsType]):
+_InferenceTokenizeType = typing_extensions.TypeVar(
+    '_InferenceTokenizeType',
+    grpc.UnaryUnaryMultiCallable[
+        contracts.pb.diptych.v1.inference_pb2.TokenizeRequest,
+        contracts.pb.diptych.v1.inference_pb2.TokenizeResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        contracts.pb.diptych.v1.inference_pb2.TokenizeRequest,
+        contracts.pb.diptych.v1.inference_pb2.TokenizeResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        contracts.pb.diptych.v1.inference_pb2.TokenizeRequest,
+        contracts.pb.diptych.v1.inference_pb2.TokenizeResponse,
+    ],
+)
+
+_InferenceDetokenizeType = typing_extensions.TypeVar(
+    '_InferenceDetokenizeType',
+    grpc.UnaryUnaryMultiCallable[
+        contracts.pb.diptych.v1.inference_pb2.DetokenizeRequest,
+        contracts.pb.diptych.v1.inference_pb2.DetokenizeResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        contracts.pb.diptych.v1.inference_pb2.DetokenizeRequest,
+        contracts.pb.diptych.v1.inference_pb2.DetokenizeResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        contracts.pb.diptych.v1.inference_pb2.DetokenizeRequest,
+        contracts.pb.diptych.v1.inference_pb2.DetokenizeResponse,
+    ],
+)
+
+class InferenceStub(typing.Generic[_InferenceGenerateType, _InferenceListModelsType, _InferenceTokenizeType, _InferenceDetokenizeType]):
     """The router's door for gRPC clients. `diptych_client` is a typed Python client of it; server reflection is on.
 
     Deadlines: a call's deadline is the request's whole time, queues included. When it passes, whatever the request holds on any
@@ -87,6 +119,14 @@ class InferenceStub(typing.Generic[_InferenceGenerateType, _InferenceListModelsT
             contracts.pb.diptych.v1.inference_pb2.ListModelsRequest,
             contracts.pb.diptych.v1.inference_pb2.ListModelsResponse,
         ],
+        grpc.UnaryUnaryMultiCallable[
+            contracts.pb.diptych.v1.inference_pb2.TokenizeRequest,
+            contracts.pb.diptych.v1.inference_pb2.TokenizeResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            contracts.pb.diptych.v1.inference_pb2.DetokenizeRequest,
+            contracts.pb.diptych.v1.inference_pb2.DetokenizeResponse,
+        ],
     ], channel: grpc.Channel) -> None: ...
 
     @typing.overload
@@ -99,6 +139,14 @@ class InferenceStub(typing.Generic[_InferenceGenerateType, _InferenceListModelsT
             contracts.pb.diptych.v1.inference_pb2.ListModelsRequest,
             contracts.pb.diptych.v1.inference_pb2.ListModelsResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            contracts.pb.diptych.v1.inference_pb2.TokenizeRequest,
+            contracts.pb.diptych.v1.inference_pb2.TokenizeResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            contracts.pb.diptych.v1.inference_pb2.DetokenizeRequest,
+            contracts.pb.diptych.v1.inference_pb2.DetokenizeResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     Generate: _InferenceGenerateType
@@ -109,6 +157,12 @@ class InferenceStub(typing.Generic[_InferenceGenerateType, _InferenceListModelsT
     ListModels: _InferenceListModelsType
     """The models this deployment serves."""
 
+    Tokenize: _InferenceTokenizeType
+    """The tokens that an answer to this prompt would be made from, template and special tokens included."""
+
+    Detokenize: _InferenceDetokenizeType
+    """The text of tokens, special ones as they are written."""
+
 InferenceAsyncStub: typing_extensions.TypeAlias = InferenceStub[
     grpc.aio.UnaryStreamMultiCallable[
         contracts.pb.diptych.v1.inference_pb2.GenerateRequest,
@@ -117,6 +171,14 @@ InferenceAsyncStub: typing_extensions.TypeAlias = InferenceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         contracts.pb.diptych.v1.inference_pb2.ListModelsRequest,
         contracts.pb.diptych.v1.inference_pb2.ListModelsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        contracts.pb.diptych.v1.inference_pb2.TokenizeRequest,
+        contracts.pb.diptych.v1.inference_pb2.TokenizeResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        contracts.pb.diptych.v1.inference_pb2.DetokenizeRequest,
+        contracts.pb.diptych.v1.inference_pb2.DetokenizeResponse,
     ],
 ]
 
@@ -157,5 +219,21 @@ class InferenceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[contracts.pb.diptych.v1.inference_pb2.ListModelsResponse, collections.abc.Awaitable[contracts.pb.diptych.v1.inference_pb2.ListModelsResponse]]:
         """The models this deployment serves."""
+
+    @abc.abstractmethod
+    def Tokenize(
+        self,
+        request: contracts.pb.diptych.v1.inference_pb2.TokenizeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[contracts.pb.diptych.v1.inference_pb2.TokenizeResponse, collections.abc.Awaitable[contracts.pb.diptych.v1.inference_pb2.TokenizeResponse]]:
+        """The tokens that an answer to this prompt would be made from, template and special tokens included."""
+
+    @abc.abstractmethod
+    def Detokenize(
+        self,
+        request: contracts.pb.diptych.v1.inference_pb2.DetokenizeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[contracts.pb.diptych.v1.inference_pb2.DetokenizeResponse, collections.abc.Awaitable[contracts.pb.diptych.v1.inference_pb2.DetokenizeResponse]]:
+        """The text of tokens, special ones as they are written."""
 
 def add_InferenceServicer_to_server(servicer: InferenceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
