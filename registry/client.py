@@ -39,7 +39,9 @@ class RedisRegistryClient:
         names = (keys.worker(worker_id), keys.epoch(worker_id), keys.suspect(worker_id), keys.WORKERS, keys.LAYOUT)
         kind, state, ttl_ms = info.kind.value, load.state.value, round(self._lease.ttl_s * 1e3)
         args = (worker_id, info.ref.epoch, info.address, kind, state, wire.layout_to_bytes(info), ttl_ms, word)
-        reply = await self._link.script(scripts.ANNOUNCE, names, (*args, keys.WORKER, keys.ANNOUNCED))
+        reply = await self._link.script(
+            scripts.ANNOUNCE, names, (*args, keys.WORKER, self._link.channel(keys.ANNOUNCED))
+        )
         self._kinds = {info.ref: kind}
         match reply:
             case [b"ok"]:
@@ -56,7 +58,8 @@ class RedisRegistryClient:
         """Say that the worker takes no new work; how many others of its pool do. Raises Unavailable."""
         names = (keys.worker(ref.worker_id), keys.WORKERS)
         word, tombstone_ms = wire.farewell_to_bytes(ref), round(self._lease.tombstone_s * 1e3)
-        args = (ref.worker_id, ref.epoch, tombstone_ms, word, keys.WORKER, keys.LEFT, self._kinds.get(ref, ""))
+        channel, kind = self._link.channel(keys.LEFT), self._kinds.get(ref, "")
+        args = (ref.worker_id, ref.epoch, tombstone_ms, word, keys.WORKER, channel, kind)
         reply = await self._link.script(scripts.LEAVE, names, args)
         if not isinstance(reply, int):
             raise _not_understood(self._link, reply)

@@ -7,7 +7,7 @@
     diptych:layout             WorkerInfo of which model and layout are set: what all have in common; expires with the last
     diptych:router:<id>        a router that looks on; expires
 
-    channel diptych:announced  AnnounceRequest         channel diptych:left  LeaveRequest
+    channel diptych:announced  AnnounceRequest         channel diptych:left  LeaveRequest        (see RedisLink.channel)
 
 Values are protobuf messages of diptych/v1/registry.proto. Does not know Redis.
 """

@@ -90,7 +90,7 @@ class RedisLink:
         (default: the configuration's `command_timeout_s`).
         """
         if self._closed or not self.up:
-            raise Unavailable(f"{self.config.address}: away: {self.presence.problem or 'closed'}")
+            raise Unavailable(f"{self.config.address}: away: {'closed' if self._closed else self.presence.problem}")
         limit_s = self.config.command_timeout_s if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(limit_s):
@@ -99,10 +99,10 @@ class RedisLink:
             self.doubt()
             raise Unavailable(f"{self.config.address}: no answer within {limit_s:g} s") from error
         except (RedisError, OSError) as error:
-            if isinstance(error, RedisConnectionError | OSError):
-                self.presence.say(_reason(error))
+            if isinstance(error, RedisConnectionError | OSError) and not self._closed:
+                self.presence.say(reason_of(error))
                 self.doubt()
-            raise Unavailable(f"{self.config.address}: {_reason(error)}") from error
+            raise Unavailable(f"{self.config.address}: {reason_of(error)}") from error
 
     async def script(
         self, script: Script, keys: Sequence[Word], args: Sequence[Word] = (), timeout_s: float | None = None
@@ -114,6 +114,11 @@ class RedisLink:
             if not isinstance(error.__cause__, NoScriptError):
                 raise
         return await self.run("EVAL", script.source, len(keys), *keys, *args, timeout_s=timeout_s)
+
+    def channel(self, name: str) -> str:
+        """What a channel is called in Redis, whose channels are the same in all its databases: one deployment's are not."""
+        db = self.config.address.db
+        return f"{name}@{db}" if db else name
 
     def new_connection(self) -> AbstractConnection:
         """A connection of its own, not made yet, for who has to hold it; the caller disconnects it."""
@@ -129,6 +134,8 @@ class RedisLink:
             await connection.send_command(*words)
             return cast("Reply", await connection.read_response())
         finally:
+            if self._closed:  # meanwhile: nobody closes it later
+                await connection.disconnect(nowait=True)
             await self._pool.release(connection)
 
     async def _watch(self) -> None:
@@ -156,7 +163,7 @@ class RedisLink:
         except TimeoutError:
             return f"no answer within {limit_s:g} s"
         except (RedisError, OSError) as error:
-            return _reason(error)
+            return reason_of(error)
         return ""
 
     async def _pause(self) -> None:
@@ -211,7 +218,7 @@ def _check_tls_files(address: RedisAddress) -> None:
         raise ConfigError(f"{address}: TLS files: {error}") from error
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """One line; redis-py's messages name host and port, never credentials."""
     return " ".join(str(error).split()) or type(error).__name__
 

@@ -23,7 +23,7 @@ from redis.exceptions import RedisError
 from contracts.clock import Clock
 from observability.log import get_logger
 from registry.config import RedisConfig
-from registry.link import RedisLink, watched
+from registry.link import RedisLink, reason_of, watched
 
 log = get_logger(__name__)
 _SUBSCRIBED, _MESSAGE, _PONG = b"subscribe", b"message", b"pong"
@@ -53,7 +53,8 @@ class Subscription:
 
     def __init__(self, link: RedisLink, channels: Sequence[str], clock: Clock, most_waiting: int = 10_000) -> None:
         self._link = link
-        self._channels = tuple(channels)
+        self._names = {link.channel(name): name for name in channels}
+        self._problem = ""
         self._clock = clock
         self._most_waiting = most_waiting
         self._events: deque[Message | Signal] = deque()
@@ -66,6 +67,11 @@ class Subscription:
     def listening(self) -> bool:
         """Whether what is published now will be heard."""
         return self._listening
+
+    @property
+    def problem(self) -> str:
+        """Why nothing is heard, where that is known; empty while it is listening."""
+        return "" if self._listening else self._problem
 
     def __aiter__(self) -> Self:
         """For `async for`."""
@@ -95,10 +101,11 @@ class Subscription:
             try:
                 await self._subscribe(connection, config)
                 backoff_s = config.min_backoff_s
+                self._problem = ""
                 self._put(Signal.LISTENING)
                 await self._listen(connection, config)
             except (RedisError, OSError, TimeoutError, Broken) as error:
-                log.info("not listening to redis", reason=error)
+                self._hear_of(error)
             finally:
                 if self._listening:
                     self._put(Signal.DEAF)
@@ -111,8 +118,8 @@ class Subscription:
     async def _subscribe(self, connection: AbstractConnection, config: RedisConfig) -> None:
         async with asyncio.timeout(config.connect_timeout_s + config.command_timeout_s):
             await connection.connect()
-            await connection.send_command("SUBSCRIBE", *self._channels)
-            missing = set(self._channels)
+            await connection.send_command("SUBSCRIBE", *self._names)
+            missing = set(self._names)
             while missing:
                 kind, channel, _ = _parts(await connection.read_response())
                 if kind == _SUBSCRIBED:
@@ -136,9 +143,16 @@ class Subscription:
             asked = False
             kind, channel, data = _parts(response)
             if kind == _MESSAGE:
-                self._put(Message(channel.decode(), data))
+                self._put(Message(self._names[channel.decode()], data))
             elif kind != _PONG:
                 raise Broken(f"unexpected {kind!r}")
+
+    def _hear_of(self, error: Exception) -> None:
+        """Logs what is news."""
+        problem = reason_of(error)
+        if problem != self._problem:
+            log.info("not listening to redis", reason=problem)
+        self._problem = problem
 
     def _put(self, event: Message | Signal) -> None:
         if isinstance(event, Signal):

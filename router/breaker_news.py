@@ -62,7 +62,7 @@ class BreakerNews:
         while True:
             word = await self._waiting.get()
             try:
-                await self._link.run("PUBLISH", CHANNEL, word)
+                await self._link.run("PUBLISH", self._link.channel(CHANNEL), word)
             except Unavailable as error:
                 log.info("other routers are not warned", reason=error)
 

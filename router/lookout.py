@@ -26,8 +26,9 @@ from router.config import RegistryConfig
 from router.worker_table import WorkerTable
 
 log = get_logger(__name__)
-_LOOK_S = 1.0  # as often as workers speak
-_LOOK_TIMEOUT_S = 2.0
+# In shares of ttl_s: a Redis that takes no words is found out before anybody has been silent for too long.
+_LOOK_TTLS = 0.2
+_LOOK_TIMEOUT_TTLS = 0.4
 _GRUMBLE_S = 10.0
 
 
@@ -51,7 +52,10 @@ class Lookout:
     @property
     def problem(self) -> str:
         """What keeps the registry away, as it is now; empty while it is there."""
-        return self._link.presence.problem or self._problem if self._problem else ""
+        if not self._problem:
+            return ""
+        deaf = "" if self._subscription is None else self._subscription.problem
+        return self._link.presence.problem or deaf or self._problem
 
     def start(self) -> None:
         """Begin to listen and to look. Returns at once, whether or not Redis is there."""
@@ -97,7 +101,9 @@ class Lookout:
 
     async def _look(self) -> None:
         args = (keys.WORKER, round(2 * self._config.ttl_s * 1e3))
-        found = await self._link.script(scripts.LOOK, (keys.WORKERS, self._router), args, _LOOK_TIMEOUT_S)
+        found = await self._link.script(
+            scripts.LOOK, (keys.WORKERS, self._router), args, _LOOK_TIMEOUT_TTLS * self._config.ttl_s
+        )
         if not isinstance(found, list):
             raise Unavailable(f"{self._link.config.address}: an answer that is not understood: {found!r:.80}")
         for entry in found:
@@ -138,7 +144,10 @@ class Lookout:
             log.warning("a word in redis is refused", reason=error, refused=self.num_refused)
 
     async def _pause(self) -> None:
-        waits = (asyncio.ensure_future(self._clock.sleep(_LOOK_S)), asyncio.ensure_future(self._look_now.wait()))
+        waits = (
+            asyncio.ensure_future(self._clock.sleep(_LOOK_TTLS * self._config.ttl_s)),
+            asyncio.ensure_future(self._look_now.wait()),
+        )
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:

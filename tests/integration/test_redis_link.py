@@ -152,3 +152,26 @@ async def test_a_reader_that_is_too_slow_starts_anew(redis_process):
         assert events[0] is Signal.LISTENING, "what it lost is said before what is kept"
         assert len(events) <= 4
         await heard.close()
+
+
+async def test_links_that_are_closed_under_their_users_leave_no_connection_behind(redis_process, caplog):
+    links = []  # what they forgot would be closed with them
+    for turns in range(150):
+        link = RedisLink(RedisConfig(parse_redis_url(redis_process.url), **QUICK), MonotonicClock())
+        links.append(link)
+        link.start()
+        for _ in range(turns % 30):
+            await asyncio.sleep(0)
+        asked = [asyncio.ensure_future(link.run("PING")) for _ in range(3)]
+        for task in asked[: turns % 4]:
+            await asyncio.sleep(0)
+            task.cancel()
+        await link.close()
+        await asyncio.gather(*asked, return_exceptions=True)
+        with pytest.raises(Unavailable, match="closed"):
+            await link.run("PING")
+    await links[0].close()
+    async with asyncio.timeout(5):
+        while redis_process.command("CLIENT", "LIST").count(b" addr=") > 1:  # the one that asks
+            await asyncio.sleep(0.01)
+    assert "away" not in caplog.text

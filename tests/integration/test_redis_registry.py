@@ -6,6 +6,7 @@ import time
 
 import grpc
 import pytest
+import redis
 
 from cli.authority import CA_FILE, CERT_FILE, KEY_FILE
 from contracts.clock import MonotonicClock
@@ -138,6 +139,24 @@ async def test_a_router_that_comes_later_knows_the_workers_of_before(two):
     await two.decode("d0")
     third = await two.router()
     assert await ready(third, 1) < 1.0
+
+
+async def test_another_database_is_another_deployment(two, redis_process):
+    apart = await two.router(redis_process.url.removesuffix("0") + "1")
+    await heard(apart, "ok")
+    await two.decode("d0")
+    await ready(two.routers[0], 1)
+    await asyncio.sleep(0.3)  # words enough, and channels are the same in all databases of a Redis
+    assert (await health(apart))["ready"]["decode"] == 0
+
+
+async def test_a_farewell_says_how_many_others_can_take_the_work(two, redis_process):
+    first, second = await two.decode("d0"), await two.decode("d1")
+    await two.routers[0].cluster.add(WorkerKind.PREFILL, "p0")
+    for worker, others in ((first, 1), (second, 0)):
+        await worker.mute()
+        assert await worker.announcer.leave() == others
+    assert await second.announcer.leave() == 0, "once more is no harm"
 
 
 @pytest.mark.parametrize("how", ["killed", "hung"])
@@ -350,6 +369,10 @@ async def test_credentials_and_how_their_refusal_is_told(tmp_path, caplog):
             await heard(
                 await made.router(process.url.replace("//", "//:wrong-pass@")), "away: invalid username-password"
             )
+            may_not = ("ACL", "SETUSER", "half", "on", ">pw", "~*", "+@all", "-subscribe")
+            redis.Redis(port=process.port, password="sesame-opens").execute_command(*may_not)
+            half = await made.router(process.url.replace("//", "//half:pw@"))
+            await heard(half, "away: this user has no permissions to run the 'subscribe' command")
     finally:
         process.kill()
     logged = "".join(str(record.__dict__) for record in caplog.records)
@@ -375,4 +398,23 @@ async def test_over_tls(tmp_path):
                 while "certificate verify failed" not in (await health(unknown))["registry"]:
                     await asyncio.sleep(0.02)
     finally:
+        process.kill()
+
+
+async def test_over_tls_a_server_with_another_name_is_not_believed(tmp_path):
+    require_redis_server()
+    folder = Identities(tmp_path).issue("redis", names=("redis.example",))
+    ca, cert, key = (str(folder / name) for name in (CA_FILE, CERT_FILE, KEY_FILE))
+    files = ("--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", ca, "--tls-auth-clients", "no")
+    process = RedisProcess(tmp_path, *files, tls=True)
+    process.start()
+    url = f"{process.url.replace('redis://', 'rediss://')}?ssl_ca_certs={ca}"
+    link = RedisLink(quick(url), MonotonicClock())
+    link.start()
+    try:
+        async with asyncio.timeout(10):
+            while "certificate is not valid for '127.0.0.1'" not in link.presence.problem:
+                await asyncio.sleep(0.02)
+    finally:
+        await link.close()
         process.kill()

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from router.config import RegistryConfig
 from rpc.announce import GrpcRegistryClient
 from rpc.server import RpcServer, ServerConfig
 from tests.integration.router_harness import MODEL, router_config, running_router
+from tests.integration.scripted_workers import LAYOUT as SCRIPTED_LAYOUT
 
 LAYOUT = KVLayout(MODEL, "float32", 1, 1, 4, 16)
 TTL_S = 30.0
@@ -75,3 +77,20 @@ async def test_a_worker_that_comes_back_where_it_was_is_offered_with_its_first_w
         assert await ready(running) == 1
         await client.close()
         await second.stop(0)
+
+
+async def test_a_worker_that_says_it_is_tiny_makes_nobody_else_smaller(tmp_path):
+    async with running_router(router_config(tmp_path)) as running:
+        await running.cluster.pools(1, 1)
+        client = GrpcRegistryClient(running.target)
+        for kind in WorkerKind:
+            tiny = replace(info(1, "127.0.0.1:9"), ref=WorkerRef(f"tiny-{kind}", 1), kind=kind, layout=SCRIPTED_LAYOUT)
+            await client.announce(replace(tiny, max_model_len=1, num_blocks=1), WorkerLoad())
+        assert await ready(running) == 2
+        for _ in range(6):
+            body = {"model": MODEL, "prompt": "It is", "max_tokens": 500}
+            answer = await running.http.post("/v1/completions", json=body)
+            assert answer.status_code == 200, answer.text
+        (model,) = (await running.http.get("/v1/models")).json()["data"]
+        assert model["max_model_len"] == min(1024, running.card.max_model_len)
+        await client.close()
