@@ -20,7 +20,7 @@ from contracts.errors import InvalidRequest, NotOfThisCluster
 from contracts.pb.diptych.v1 import cluster_pb2, cluster_pb2_grpc
 from contracts.secret import ClusterSecret
 from observability.log import get_logger
-from rpc.call_proof import CallProver, Metadata
+from rpc.call_proof import CallProver, Challenge, Metadata
 
 log = get_logger(__name__)
 _Req = TypeVar("_Req")
@@ -41,7 +41,7 @@ class ProofGuard(grpc.aio.ServerInterceptor):
 
     def serve(self, server: grpc.aio.Server) -> None:
         """Answer those who ask what to prove themselves with."""
-        cluster_pb2_grpc.add_ClusterServicer_to_server(_ClusterServicer(self._prover), server)
+        cluster_pb2_grpc.add_ClusterServicer_to_server(_ClusterServicer(lambda nonce: self._prover.begin(nonce)), server)
 
     async def intercept_service(
         self,
@@ -114,8 +114,8 @@ class ProofGuard(grpc.aio.ServerInterceptor):
 
 
 class _ClusterServicer(cluster_pb2_grpc.ClusterServicer):
-    def __init__(self, prover: CallProver) -> None:
-        self._prover = prover
+    def __init__(self, begin: Callable[[bytes], Challenge]) -> None:
+        self._begin = begin
 
     async def Challenge(
         self,
@@ -124,7 +124,7 @@ class _ClusterServicer(cluster_pb2_grpc.ClusterServicer):
     ) -> cluster_pb2.ChallengeResponse:
         """See the service's definition."""
         del context
-        made = self._prover.begin(request.nonce)
+        made = self._begin(request.nonce)
         return cluster_pb2.ChallengeResponse(session=made.session, challenge=made.challenge, proof=made.proof)
 
 
