@@ -178,8 +178,8 @@ def _check(given: DoorFlags) -> None:
             raise ConfigError(f"--tls-user-cert: {shared_with}")
         if given["tls_user_ca"] is not None and given["tls_client_ca"] is not None:
             raise ConfigError(f"--tls-user-ca, --tls-client-ca: {shared_with}")
-        if given["api_keys"] is not None and given["tls_client_ca"] is None:
-            raise ConfigError(f"--api-keys: {shared_with}, or ask for their certificates with --tls-client-ca")
+        if given["api_keys"] is not None and given["tls_client_ca"] is None and given["cluster_secret_file"] is None:
+            raise ConfigError(f"--api-keys: {shared_with}, or have them prove who they are: --tls-client-ca, {SECRET_FLAG}")
 
 
 def _users_tls(given: DoorFlags) -> TlsConfig | None:
