@@ -303,17 +303,18 @@ async def test_sessions_of_decode_prove_themselves_and_find_a_new_life():
             await one.read()
         assert "epoch" in caught.value.details(), "it was heard"
         decode.guard._prover = CallProver(SECRET)
-        for call in (stub.Session(), stub.Session()):  # the first finds out, the second begins anew
-            await asyncio.sleep(0)
-            try:
-                async for _ in call:
-                    pass
-            except grpc.aio.AioRpcError as error:
-                assert isinstance(from_rpc_error(error, "it"), NotOfThisCluster)
-                continue
-            finally:
-                call.cancel()
-            break
+        first = stub.Session()  # it finds out
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in first:
+                pass
+        assert isinstance(from_rpc_error(caught.value, "it"), NotOfThisCluster)
+        second = stub.Session()  # it begins anew
+        await second.write(decode_pb2.DecodeCommand(decode=wire_handoff.worker_ref_to_pb(WorkerRef("d", 6))))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in second:
+                pass
+        assert "epoch" in caught.value.details()
+        second.cancel()
         early = stub.Session()
         assert early.cancel() is False
         with pytest.raises(asyncio.CancelledError):
