@@ -22,11 +22,12 @@ from bench.stats import Spread
 from contracts.request import FinishReason
 from observability.stages import StageTimes
 from router.chat_template import ChatTemplate, Conversation, Message
-from router.exchange import Ending, Piece, Route
+from router.exchange import Ending, Piece
 from router.model_card import ModelCard, load_model_card
 from router.openai_chat import ToolUse
 from router.openai_format import ChatFormat, Format, Frame
 from router.openai_toolformat import ToolChatFormat
+from router.route import Route
 from router.template_processes import TemplateProcesses
 from router.toolcalls.dialects import DIALECTS
 

@@ -64,8 +64,16 @@ class BareParser:
 
     def _calls(self, text: str) -> str:
         """Read up to where TEXT goes on, if it does; returns what is to be read there."""
-        for position, char in enumerate(text, start=1):
-            self._take(char)
+        position = 0
+        while position < len(text):
+            if self._state is _State.OBJECT:
+                length = self._reader.run(text, position)
+                if length:
+                    self._hearing.argue(self._reader.take_arguments())
+                    position += length
+                    continue
+            self._take(text[position])
+            position += 1
             if self._state is _State.TEXT:
                 back, self._back = self._back, ""
                 return back + text[position:]

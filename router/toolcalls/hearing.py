@@ -132,6 +132,8 @@ class TextBefore:
 
 def _open_length(text: str, tag: str) -> int:
     """Length of the longest end of `text` that is a proper beginning of `tag`."""
+    if tag[0] not in text[1 - len(tag) :]:
+        return 0
     for length in range(min(len(text), len(tag) - 1), 0, -1):
         if text.endswith(tag[:length]):
             return length

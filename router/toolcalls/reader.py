@@ -10,11 +10,14 @@ strings are followed: whether the arguments are good JSON is for whoever reads t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Container
 from enum import Enum, auto
 
 _ARGUMENTS = ("arguments", "parameters")
 _SPACE = " \t\r\n"
+_PLAIN_QUOTED = re.compile(r'[^"\\]+')
+_PLAIN = re.compile(r'[^"{}\[\]<]+')  # "<" may be a tag's, which is not for us to say
 
 
 class Step(Enum):
@@ -35,7 +38,9 @@ class _At(Enum):
 
 
 class CallReader:
-    """Reads one call. `known` are the names that count; None for any. `raw` is all of it until it has begun."""
+    """Reads one call. `known` are the names that count; None for any. `raw` is all of it until it has begun; `quoted` says whether
+    the next character is inside of a string.
+    """
 
     def __init__(self, known: Container[str] | None) -> None:
         self._known = known
@@ -44,7 +49,7 @@ class CallReader:
         self._key = ""
         self._name: str | None = None
         self._depth = 0  # of brackets inside of a value
-        self._quoted = False
+        self.quoted = False
         self._escaped = False
         self._raw: list[str] = []
         self._arguments: list[str] = []
@@ -62,16 +67,21 @@ class CallReader:
         """The text so far of what has not begun."""
         return "".join(self._raw)
 
-    @property
-    def quoted(self) -> bool:
-        """Whether the next character is inside of a string."""
-        return self._quoted
-
     def take_arguments(self) -> str:
         """What came of the arguments since the last time."""
         taken = "".join(self._arguments)
         self._arguments.clear()
         return taken
+
+    def run(self, text: str, start: int) -> int:
+        """How many characters from `start` do nothing but go on with the arguments; they are taken. For speed alone."""
+        if not self._streaming or self._escaped:
+            return 0
+        found = (_PLAIN_QUOTED if self.quoted else _PLAIN).match(text, start)
+        if found is None:
+            return 0
+        self._arguments.append(found.group())
+        return found.end() - start
 
     def rest(self, text: str) -> str:
         """As much of `text` as would be arguments."""
@@ -136,21 +146,21 @@ class CallReader:
             self._arguments.append(char)
         if first or not streamed:
             self._token.append(char)
-        if self._quoted:
+        if self.quoted:
             self._follow_string(char)
         elif char == '"':
-            self._quoted = True
+            self.quoted = True
         elif char in "{[":
             self._depth += 1
         elif char in "}]":
             self._depth -= 1
-        if self._depth == 0 and not self._quoted and char in '"}]':
+        if self._depth == 0 and not self.quoted and char in '"}]':
             return self._end_token()
         return Step.MORE
 
     def _bare(self, char: str) -> bool:
         """Whether this ends a number or word, which have no end of their own."""
-        return self._depth == 0 and not self._quoted and char in ",}]" + _SPACE
+        return self._depth == 0 and not self.quoted and char in ",}]" + _SPACE
 
     def _follow_string(self, char: str) -> None:
         if self._escaped:
@@ -158,7 +168,7 @@ class CallReader:
         elif char == "\\":
             self._escaped = True
         elif char == '"':
-            self._quoted = False
+            self.quoted = False
 
     def _end_token(self) -> Step:
         token = "".join(self._token)
