@@ -1,11 +1,13 @@
 """What a router is told when it starts: one frozen part for each of its parts, each part gets only its own.
 
-Nothing here is read from the environment; `cli` builds it from flags. Seconds, bytes and counts carry their unit.
+Nothing here is read from the environment, and one thing is written there; `cli` builds it from flags. Seconds, bytes and
+counts carry their unit.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -18,6 +20,14 @@ from rpc.server import ServerConfig
 from rpc.tls import TlsConfig
 
 MIB = 2**20
+
+
+def tokenize_in_own_threads() -> None:
+    """Have the tokenizers library work in the thread that calls it: it takes only this word for it, and when it is told.
+
+    A batch of one text has nothing to share out, and a pool of the library's own would not have our threads' low priority.
+    """
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # noqa: TID251
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contracts.clock import MonotonicClock
 from observability.log import get_logger
-from router.config import RouterConfig
+from router.config import RouterConfig, tokenize_in_own_threads
 from router.server import RouterServer
 from rpc.process import StopSignals, settle_heap
 
@@ -16,6 +16,7 @@ async def serve(config: RouterConfig) -> None:
 
     Raises ConfigError for a model directory that cannot be used and for a busy port.
     """
+    tokenize_in_own_threads()
     router = RouterServer(config, MonotonicClock())
     async with StopSignals() as signals:
         try:

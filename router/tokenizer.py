@@ -6,12 +6,13 @@ used. A text that begins with the BOS token does not get a second one. Does not 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 from tokenizers import Tokenizer as HFTokenizer
 
 from contracts.errors import InvalidRequest
+from router.background import Background
 from router.chat_template import ChatTemplate, Conversation
 from router.detokenizer import ByteLevelStream, ByteVocabulary, TextStream, WindowStream
 
@@ -19,18 +20,19 @@ _THREAD_ABOVE = 4096  # characters, about 2 ms
 
 
 class Tokenizer:
-    """One model's tokenizer. Owns nothing but caches; one per process."""
+    """One model's tokenizer. Owns caches and the threads for long texts; one per process."""
 
     def __init__(self, hf: HFTokenizer, chat_template: ChatTemplate | None, bos_token: str | None) -> None:
         self._hf = hf
         self._chat_template = chat_template
         self._bos_id = None if bos_token is None else hf.token_to_id(bos_token)
         self._bytes = ByteVocabulary(hf) if is_byte_level(hf) else None
+        self._background = Background()
 
     async def encode_text(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """The prompt as it is, with BOS where the model's tokenizer adds one."""
         if len(text) > _THREAD_ABOVE:
-            return await asyncio.to_thread(self._encode, text, add_special_tokens)
+            return await self._background.run(partial(self._encode, text, add_special_tokens))
         return self._encode(text, add_special_tokens)
 
     async def encode_chat(self, conversation: Conversation, add_special_tokens: bool = False) -> tuple[int, ...]:
@@ -39,7 +41,7 @@ class Tokenizer:
         Raises InvalidRequest when the model has no template or the template refuses.
         """
         if sum(len(m.content or "") for m in conversation.messages) > _THREAD_ABOVE:
-            return await asyncio.to_thread(self._render_and_encode, conversation, add_special_tokens)
+            return await self._background.run(partial(self._render_and_encode, conversation, add_special_tokens))
         return self._render_and_encode(conversation, add_special_tokens)
 
     def text_stream(self, skip_special_tokens: bool, marks: Sequence[str] = ()) -> TextStream:
