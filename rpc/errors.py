@@ -35,6 +35,13 @@ from contracts.errors import (
 
 DOMAIN = "diptych"
 MAX_MESSAGE_CHARS = 1000  # it travels in trailers, of which peers take 8 KiB, and each character may need nine bytes
+_NOT_CONNECTED = "failed to connect"
+_TLS_TROUBLE = (
+    ("Hostname Verification", "its certificate is not for the name by which it was reached, see --tls-server-name"),
+    ("CERTIFICATE_VERIFY_FAILED", "its certificate is not of an authority in --tls-ca, or has expired"),
+    ("WRONG_VERSION_NUMBER", "it does not talk TLS, as --tls-ca asks for"),
+    ("Socket closed", "it closed the connection before a word; it may want TLS, or a certificate of ours"),
+)
 _KNOWN: Mapping[str, type[DiptychError]] = {
     kind.__name__: kind
     for kind in vars(errors).values()
@@ -70,7 +77,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError, peer: str) -> DiptychError:
         for detail in status.details:
             if detail.Is(info.DESCRIPTOR) and detail.Unpack(info) and info.domain == DOMAIN and info.reason in _KNOWN:
                 return _rebuild(_KNOWN[info.reason], status.message, info.metadata)
-    said = f"{peer}: {error.details() or error.code().name}"
+    said = f"{peer}: {_explained(error.details() or error.code().name)}"
     match error.code():
         case grpc.StatusCode.UNAVAILABLE:
             return WorkerLost(said)
@@ -84,6 +91,14 @@ def from_rpc_error(error: grpc.aio.AioRpcError, peer: str) -> DiptychError:
             return Unavailable(said)  # something before the peer does not let us in: no fault of whose request it is
         case _:
             return InternalError(f"{peer}: {error.code().name}: {error.details()}")
+
+
+def _explained(details: str) -> str:
+    """gRPC's words for a connection that does not come about, with what they mean before them where it is the TLS."""
+    for words, meaning in _TLS_TROUBLE:
+        if words in details and _NOT_CONNECTED in details:
+            return f"{meaning} ({details})"
+    return details
 
 
 def _details(error: grpc.aio.AioRpcError) -> status_pb2.Status | None:
