@@ -15,6 +15,7 @@ import hashlib
 import hmac
 import re
 import secrets
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -143,6 +144,8 @@ class KeyBook:
         self._seen = _signature(path)
         self._by_hash = _by_hash(read_key_file(path))
         log.info("api keys", file=str(path), keys=len(self._by_hash))
+        if path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            log.warning("others than its owner may write the key file, and so let themselves in", file=str(path))
 
     def caller(self, authorization: str) -> Caller:
         """See Doorkeeper.

@@ -160,6 +160,14 @@ def test_a_file_that_is_put_in_the_place_of_another_is_noticed(tmp_path):
     assert keys.caller(f"Bearer {new}").name == "alice"
 
 
+@pytest.mark.parametrize(("mode", "said"), [(0o600, False), (0o644, False), (0o620, True), (0o602, True)])
+def test_a_key_file_that_others_may_write_is_spoken_of(tmp_path, caplog, mode, said):
+    path = write(tmp_path / "keys.json")
+    path.chmod(mode)
+    book(path)
+    assert ("let themselves in" in caplog.text) == said
+
+
 def test_without_keys_everybody_is_anybody():
     assert OpenDoor().caller("Bearer whatever") is ANYBODY
 
