@@ -136,11 +136,12 @@ class Admission:
             self._take(turn.places)
         else:
             await self._wait(turn, demand.deadline)
-        since, permit = self._clock.now(), Permit()
+        since, permit, said = self._clock.now(), Permit(), None
         try:
             yield permit
+            said = turn.cost
         finally:
-            self._rate.note(turn.cost, turn.places * (self._clock.now() - since))
+            self._rate.ended(permit.tokens, turn.places * (self._clock.now() - since), said)
             self._queue.correct(turn, permit.tokens)
             self._take(-turn.places)
 

@@ -162,8 +162,9 @@ class Answers:
 
     @property
     def took(self) -> tuple[int, int]:
-        """Tokens that were worked on so far: of the prompts, and of all answers together."""
-        return self._num_prompt_tokens, sum(len(answer.progress.token_ids) for answer in self.all)
+        """Tokens that came of it so far: of the prompts, once something is made, and of all answers together."""
+        made = sum(len(answer.progress.token_ids) for answer in self.all)
+        return self._num_prompt_tokens if made else 0, made
 
     @property
     def _num_prompt_tokens(self) -> int:

@@ -1,7 +1,7 @@
 """Who is sent away from the queue, why, and when to come back.
 
     full          as many wait as may, in number or in tokens        wait      it would wait for longer than max_wait_s
-    pushed_out    one with a better right to wait has come           deadline  … or with its own answer, than the time it has left
+    pushed_out    one with a better right to wait has come           deadline  … than half the time that its own answer leaves
 
 To wait for what cannot be in time only keeps others waiting: refusing at once is what keeps goodput up under overload. Times
 follow from how fast places were given back (`router.service_rate`). Each who is sent away gets a later time than the one before,
@@ -19,6 +19,7 @@ from router.fair_queue import Waiting
 from router.service_rate import ServiceRate
 
 _LEAST_RETRY_AFTER_S = 1.0
+_SPARE_FOR_WAITING = 0.5  # of the time that an answer leaves; a queue that uses up all of it makes everybody late
 
 
 class Shedding:
@@ -36,13 +37,12 @@ class Shedding:
     def check(self, turn: Waiting, places: int, tokens_ahead: float, deadline: float) -> None:
         """Raise Overloaded when it is hopeless for `turn` to wait behind so many tokens."""
         wait_s = self._rate.wait_s(tokens_ahead)
-        left_s = deadline - turn.since
-        needed_s = wait_s + self._rate.service_s(turn.cost, places)
-        if needed_s > left_s:
-            words = (
-                f"about {wait_s:.1f} s of waiting, and the answer after it, would take longer than the {left_s:.1f} s"
-            )
-            raise self.overloaded("deadline", f"{words} that the request has left", turn, needed_s - left_s)
+        service_s, left_s = self._rate.service_s(turn.cost, places), deadline - turn.since
+        spare_s = max(0.0, left_s - service_s) * _SPARE_FOR_WAITING
+        if wait_s > spare_s:
+            words = f"about {wait_s:.1f} s of waiting before about {service_s:.1f} s for the answer"
+            words += f" are too much for the {left_s:.1f} s that it has"
+            raise self.overloaded("deadline", words, turn, wait_s - spare_s)
         limit_s = self._config.max_wait_s
         if limit_s is not None and wait_s > limit_s:
             words = f"it would wait for about {wait_s:.1f} s, and {limit_s:g} s is the limit"

@@ -284,11 +284,11 @@ async def test_who_cannot_be_in_time_is_told_so_at_once():
     visits = [door.knock(str(i), tokens=100) for i in range(3)]
     await settle()
     now = door.clock.now()
-    late, _ = door.knock("late", deadline=now + 29.0, tokens=100)
+    late, _ = door.knock("late", deadline=now + 49.0, tokens=100)
     error = await refusal(late)
     assert "20.0 s of waiting" in error.message
     assert error.retry_after_s == pytest.approx(1.0)
-    visits.append(door.knock("in time", deadline=now + 31.0, tokens=100))
+    visits.append(door.knock("in time", deadline=now + 51.0, tokens=100))
     await settle()
     assert door.admission.num_waiting == 3
     small, _ = door.knock("small", deadline=now + 5.0, tokens=1)
