@@ -223,22 +223,27 @@ def delta_to_pb(delta: TokenDelta) -> pb.TokenDelta:
 
 
 def delta_from_pb(message: pb.TokenDelta) -> TokenDelta:
-    """Raises InvalidRequest when a generated token has a log-probability without a rank."""
-    logprobs = []
-    for entry in message.logprobs:
-        logprob = logprob_from_pb(entry)
-        if logprob is None:
-            raise InvalidRequest("logprobs.rank", 0, "must be at least 1 for a generated token")
-        logprobs.append(logprob)
+    """Raises InvalidRequest when a generated token has a log-probability without a rank.
+
+    A router reads one of these per token, and nearly all have nothing but tokens: what is not there is asked for once.
+    """
+    logprobs, prompt_logprobs, reason = message.logprobs, message.prompt_logprobs, message.finish_reason
     return TokenDelta(
         request_id=message.request_id,
         first_index=message.first_index,
         token_ids=tuple(message.token_ids),
-        logprobs=tuple(logprobs),
-        prompt_logprobs=tuple(logprob_from_pb(entry) for entry in message.prompt_logprobs),
-        finish_reason=finish_from_pb(message.finish_reason),
+        logprobs=tuple(map(_generated_from_pb, logprobs)) if logprobs else (),
+        prompt_logprobs=tuple(map(logprob_from_pb, prompt_logprobs)) if prompt_logprobs else (),
+        finish_reason=_FINISH_FROM_PB.get(reason) if reason else None,
         stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
         num_cached_tokens=message.num_cached_tokens,
         error=error_info_from_pb(message.error) if message.HasField("error") else None,
         stages=stages_from_pb(message.stages) if message.HasField("stages") else None,
     )
+
+
+def _generated_from_pb(message: pb.TokenLogprob) -> TokenLogprob:
+    logprob = logprob_from_pb(message)
+    if logprob is None:
+        raise InvalidRequest("logprobs.rank", 0, "must be at least 1 for a generated token")
+    return logprob

@@ -17,6 +17,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from observability.gap_counts import GapCounts, HistogramName
 from observability.stages import HandoffStats, StageTimes
 
 TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
@@ -73,6 +74,11 @@ class RouterMetrics:
         self.registry = CollectorRegistry()
         self._ours = _RouterSeries(self.registry, model_name)
         self._vllm = _VllmSeries(self.registry, model_name)
+        named = (
+            HistogramName("diptych_itl_seconds", "Gap between tokens", {"model_name": model_name}),
+            HistogramName("vllm:inter_token_latency_seconds", "ITL", {"model_name": model_name, "engine": "0"}),
+        )
+        self._gaps = GapCounts(self.registry, GAP_BUCKETS, named)
         self.registry.register(_LiveCollector(model_name, workers, requests))
 
     def watch_bad_pairs(self, count: Callable[[], int]) -> None:
@@ -97,10 +103,7 @@ class RouterMetrics:
 
     def tokens_delivered(self, gap_s: float, num_tokens: int) -> None:
         """Tokens after the first were given to a front, `gap_s` after the ones before."""
-        gap_s /= num_tokens
-        for _ in range(num_tokens):
-            self._ours.itl.observe(gap_s)
-            self._vllm.itl.observe(gap_s)
+        self._gaps.observe(gap_s, num_tokens)
 
     def request_finished(self, sample: RequestSample) -> None:
         """One request is over, however it ended."""
@@ -150,7 +153,6 @@ class _RouterSeries:
         )
         self._exposed = histogram("diptych_handoff_exposed_seconds", "Transfer time a client can feel", STAGE_BUCKETS)
         self._ttft = histogram("diptych_ttft_seconds", "Arrival to first token", TTFT_BUCKETS).labels(model_name)
-        self.itl = histogram("diptych_itl_seconds", "Gap between tokens", GAP_BUCKETS).labels(model_name)
         self._tpot = histogram("diptych_tpot_seconds", "(E2E - TTFT) / (tokens - 1)", GAP_BUCKETS).labels(model_name)
         self._e2e = histogram("diptych_e2e_seconds", "Arrival to last token", REQUEST_BUCKETS).labels(model_name)
         self._stage = histogram(
@@ -210,7 +212,6 @@ class _VllmSeries:
             "vllm:request_success", "Finished requests", (*_VLLM, "finished_reason"), registry=registry
         )
         self._ttft = histogram("time_to_first_token_seconds", "TTFT", TTFT_BUCKETS)
-        self.itl = histogram("inter_token_latency_seconds", "ITL", GAP_BUCKETS)
         self._tpot = histogram("request_time_per_output_token_seconds", "TPOT", GAP_BUCKETS)
         self._e2e = histogram("e2e_request_latency_seconds", "E2E latency", REQUEST_BUCKETS)
         self._queue = histogram("request_queue_time_seconds", "Time in the WAITING phase", REQUEST_BUCKETS)

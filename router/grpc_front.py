@@ -157,14 +157,11 @@ def ask_from_pb(
 
 def piece_to_pb(request_id: str, piece: Piece) -> pb.GenerateResponse:
     """One piece of the answer on the wire."""
-    message = pb.GenerateResponse(
-        request_id=request_id,
-        index=piece.index,
-        text=piece.text,
-        token_ids=piece.token_ids,
-        logprobs=[logprob_to_pb(entry) for entry in piece.logprobs],
-        prompt_logprobs=[logprob_to_pb(entry) for entry in piece.prompt_logprobs],
-    )
+    message = pb.GenerateResponse(request_id=request_id, index=piece.index, text=piece.text, token_ids=piece.token_ids)
+    if piece.logprobs:
+        message.logprobs.extend(logprob_to_pb(entry) for entry in piece.logprobs)
+    if piece.prompt_logprobs:
+        message.prompt_logprobs.extend(logprob_to_pb(entry) for entry in piece.prompt_logprobs)
     ending = piece.ending
     if ending is None:
         return message
