@@ -24,7 +24,7 @@ from router.grpc_front import INFERENCE_SERVICE, REGISTRY_SERVICE, InferenceServ
 from router.http_server import HttpServer
 from router.key_door import METRICS_PATH, OPEN_PATHS, KeyInterceptor, Lock
 from router.keys import Doorkeeper, KeyBook, OpenDoor
-from rpc.proof_guard import CLUSTER_SERVICE, ProofGuard
+from rpc.proof_guard import CLUSTER_SERVICE, ProofGuard, say_unproven
 from rpc.server import RpcServer, is_loopback
 from rpc.tls import TlsFiles
 
@@ -103,6 +103,8 @@ class Doors:
             raise
         await self._http.start()
         self._warn_of_strangers()
+        if self._guard is None:
+            say_unproven((self._config.access.workers or self._config.grpc).host)
         return ports
 
     def _warn_of_strangers(self) -> None:

@@ -21,6 +21,7 @@ from contracts.pb.diptych.v1 import cluster_pb2, cluster_pb2_grpc
 from contracts.secret import ClusterSecret
 from observability.log import get_logger
 from rpc.call_proof import CallProver, Challenge, Metadata
+from rpc.server import is_loopback
 
 log = get_logger(__name__)
 _Req = TypeVar("_Req")
@@ -28,6 +29,15 @@ _Resp = TypeVar("_Resp")
 _OURS = "diptych.v1."
 CLUSTER_SERVICE: str = cluster_pb2.DESCRIPTOR.services_by_name["Cluster"].full_name
 _OPEN = frozenset({CLUSTER_SERVICE, "diptych.v1.Inference"})
+
+
+def say_unproven(host: str) -> None:
+    """Say plainly that this process, which listens at `host`, has no secret: louder where other machines may reach it."""
+    say = log.info if is_loopback(host) else log.warning
+    say(
+        "no cluster secret (--cluster-secret-file): hand-offs and calls between processes are not authenticated",
+        host=host,
+    )
 
 
 class ProofGuard(grpc.aio.ServerInterceptor):
@@ -41,7 +51,9 @@ class ProofGuard(grpc.aio.ServerInterceptor):
 
     def serve(self, server: grpc.aio.Server) -> None:
         """Answer those who ask what to prove themselves with."""
-        cluster_pb2_grpc.add_ClusterServicer_to_server(_ClusterServicer(lambda nonce: self._prover.begin(nonce)), server)
+        cluster_pb2_grpc.add_ClusterServicer_to_server(
+            _ClusterServicer(lambda nonce: self._prover.begin(nonce)), server
+        )
 
     async def intercept_service(
         self,

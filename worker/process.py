@@ -35,7 +35,7 @@ from observability.log import get_logger
 from observability.worker_metrics import WorkerMetrics
 from rpc.lifecycle import Lifecycle, ServedWorker, honest_load
 from rpc.process import MetricsPort, StopSignals, abandon, in_daemon_thread, settle_heap
-from rpc.proof_guard import ProofGuard
+from rpc.proof_guard import ProofGuard, say_unproven
 from rpc.proving_channel import proving
 from rpc.secure_channel import opener_for
 from rpc.server import RpcServer
@@ -110,7 +110,7 @@ async def serve(config: WorkerConfig, door: Door) -> None:
     # Before the model is loaded: a file that cannot be used ends it here.
     opener = proving(opener_for(config.server.tls), config.secret)
     if config.secret is None:
-        log.warning("no cluster secret: hand-offs and calls between processes are believed from whoever reaches a port")
+        say_unproven(config.server.host)
     async with StopSignals() as signals, AsyncExitStack() as stack:
         clock = MonotonicClock()
         registration = Registration(config, clock, opener)

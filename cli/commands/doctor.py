@@ -26,6 +26,7 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     machine.check_ports,
     machine.check_model_cache,
     machine.check_environment,
+    machine.check_cluster_secret,
 )
 MARKS = {Level.OK: ("ok     ", "green"), Level.WARNING: ("warning", "yellow"), Level.BROKEN: ("broken ", "bold red")}
 

@@ -140,3 +140,11 @@ def _without_password(value: str) -> str:
     """A proxy's address may carry a password, which is nobody's business."""
     scheme, separator, rest = value.partition("://")
     return f"{scheme}{separator}{rest.rpartition('@')[2]}" if separator else value
+
+
+def check_cluster_secret() -> Iterator[Finding]:
+    """Nothing of it is kept on a machine; what to know before processes are started by themselves."""
+    yield ok(
+        "cluster secret",
+        "`diptych up` makes one; a router or worker started by itself authenticates no hand-off without --cluster-secret-file",
+    )

@@ -60,3 +60,28 @@ def test_no_cancellation_is_lost():
 def test_no_todo_without_a_home():
     guilty = [name(p) for p in sources() if re.search(r"\b(TODO|FIXME|XXX)\b(?!.*https?://)", p.read_text())]
     assert not guilty
+
+
+# What turns bytes into code, or into objects of the sender's choice.
+_EXECUTES = {"eval", "exec", "compile", "__import__"}
+_PICKLES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "jsonpickle"}
+
+
+@pytest.mark.parametrize("path", sources(), ids=name)
+def test_no_bytes_become_code(path):
+    """What a peer or a file says is data: protobuf, JSON, safetensors, GGUF."""
+    for node in ast.walk(parsed(path)):
+        where = f"{name(path)}:{getattr(node, 'lineno', 0)}"
+        if isinstance(node, ast.Import):
+            assert not {a.name.partition(".")[0] for a in node.names} & _PICKLES, where
+        if isinstance(node, ast.ImportFrom):
+            assert (node.module or "").partition(".")[0] not in _PICKLES, where
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        assert called not in _EXECUTES, f"{where}: {called}"
+        assert called not in ("yaml.load", "yaml.unsafe_load", "yaml.full_load"), f"{where}: {called}"
+        if called in ("torch.load", "np.load", "numpy.load", "torch.hub.load"):
+            said = {k.arg: ast.unparse(k.value) for k in node.keywords}
+            assert said.get("weights_only") == "True" or said.get("allow_pickle") == "False", f"{where}: {called}"
+        assert "multiprocessing.connection" not in called, f"{where}: {called}"
