@@ -13,7 +13,7 @@ from contracts.worker import WorkerKind, WorkerState
 from router.admission import Admission
 from router.breakers import BreakerReport, Breakers
 from router.choice import Chooser
-from router.openai_format import Json
+from router.openai_json import Json
 from router.pairs import Pair, PairBook, PairState
 from router.registry import Registry, Worker
 

@@ -29,7 +29,8 @@ from contracts.errors import (
 )
 from observability.log import get_logger
 from router.exchange import Piece
-from router.openai_format import DONE, Format, error_body, event
+from router.openai_format import Format
+from router.openai_json import DONE, error_body, event
 
 log = get_logger(__name__)
 

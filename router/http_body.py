@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from contracts.errors import shown
 from router.deadlines import wanted_timeout_s
-from router.openai_format import error_body
+from router.openai_json import error_body
 
 _READ_ON = 4  # times the limit
 

@@ -32,7 +32,8 @@ from router.http_tokenize import TokenizeFront
 from router.key_door import caller_of
 from router.openai_ask import completion_ask
 from router.openai_chat import ChatRules
-from router.openai_format import ChatFormat, CompletionFormat, Echo, Format, Frame, Json, error_body, render
+from router.openai_format import ChatFormat, CompletionFormat, Echo, Format, Frame
+from router.openai_json import Json, error_body, render
 from router.openai_schema import ChatBody, CommonBody, CompletionBody, parse
 from router.openai_toolformat import ToolChatFormat
 from router.request_name import checked_name, given_name, named

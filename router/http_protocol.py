@@ -17,7 +17,7 @@ from http import HTTPStatus
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from router.openai_format import error_body
+from router.openai_json import error_body
 
 MAX_HEAD_BYTES = 64 * 1024
 _CHUNK_BYTES = 16  # that may surround each byte of a body in chunks: a size, line ends, a short extension

@@ -12,7 +12,8 @@ from starlette.responses import Response
 from contracts.errors import InvalidRequest
 from router.http_body import FrontLimits, read_body
 from router.openai_chat import ChatRules
-from router.openai_format import Json, render, token_text
+from router.openai_json import Json, render
+from router.openai_logprobs import token_text
 from router.openai_schema import DetokenizeBody, TokenizeBody, parse
 from router.service import Inference
 

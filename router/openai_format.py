@@ -12,16 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import msgspec
-
 from contracts.request import TokenLogprob
 from router.exchange import Ending, Piece, Usage
+from router.openai_json import Json, event, render
+from router.openai_logprobs import chat_logprobs, finite, prompt_logprobs, token_text, top_with_chosen
 from router.tokenizer import Tokenizer
-
-Json = str | int | float | bool | None | Sequence["Json"] | Mapping[str, "Json"]
-DONE = b"data: [DONE]\n\n"
-_MIN_LOGPROB = -9999.0  # JSON has no infinity
-_ENCODER = msgspec.json.Encoder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +248,7 @@ class CompletionFormat:
         top: list[Json] = [
             None
             if entry is None
-            else {token_text(tokenizer, token_id): finite(value) for token_id, value in _top_with_chosen(entry)}
+            else {token_text(tokenizer, token_id): finite(value) for token_id, value in top_with_chosen(entry)}
             for _, entry in entries
         ]
         return {
@@ -266,74 +261,6 @@ class CompletionFormat:
 
 def _entries(piece: Piece) -> list[_Entry]:
     return [(entry.token_id, entry) for entry in piece.logprobs]
-
-
-def render(value: Json) -> bytes:
-    """JSON in UTF-8."""
-    return _ENCODER.encode(value)
-
-
-def error_body(message: str, kind: str, param: str | None, code: str | int | None) -> bytes:
-    """OpenAI's error object."""
-    return render({"error": {"message": message, "type": kind, "param": param, "code": code}})
-
-
-def event(body: bytes) -> bytes:
-    """One server-sent event."""
-    return b"data: " + body + b"\n\n"
-
-
-def token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token as text; one that is a piece of a character as OpenAI writes it, "bytes:\\xe6\\x97"."""
-    spelled = tokenizer.token_bytes(token_id)
-    try:
-        return spelled.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
-
-
-def finite(logprob: float) -> float:
-    """JSON has no infinity: very unlikely is -9999, as in vLLM."""
-    return max(logprob, _MIN_LOGPROB)
-
-
-def chat_logprobs(tokenizer: Tokenizer, piece: Piece) -> dict[str, Json]:
-    """One entry per token, its top_logprobs as many as were asked for."""
-
-    def entry(token_id: int, logprob: float) -> dict[str, Json]:
-        return {
-            "token": token_text(tokenizer, token_id),
-            "logprob": finite(logprob),
-            "bytes": list(tokenizer.token_bytes(token_id)),
-        }
-
-    content: list[Json] = [
-        {**entry(e.token_id, e.logprob), "top_logprobs": [entry(token_id, value) for token_id, value in e.top]}
-        for e in piece.logprobs
-    ]
-    return {"content": content, "refusal": None}
-
-
-def prompt_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprob | None]) -> list[Json]:
-    """vLLM's form: per prompt token a map from token id to its log-probability, null for the first."""
-    shown: list[Json] = []
-    for entry in entries:
-        if entry is None:
-            shown.append(None)
-            continue
-        ranks = {token_id: rank for rank, (token_id, _) in enumerate(entry.top, start=1)}
-        ranks[entry.token_id] = entry.rank
-        shown.append(
-            {
-                str(token_id): {
-                    "logprob": finite(value),
-                    "rank": ranks[token_id],
-                    "decoded_token": token_text(tokenizer, token_id),
-                }
-                for token_id, value in _top_with_chosen(entry)
-            }
-        )
-    return shown
 
 
 def usage_json(usage: Usage) -> dict[str, Json]:
@@ -360,13 +287,6 @@ def diptych_json(ending: Ending) -> dict[str, Json]:
         "handoff": handoff,
         "decision": decision,
     }
-
-
-def _top_with_chosen(entry: TokenLogprob) -> list[tuple[int, float]]:
-    """The likeliest tokens, and the chosen one if it is not among them."""
-    if any(token_id == entry.token_id for token_id, _ in entry.top):
-        return list(entry.top)
-    return [*entry.top, (entry.token_id, entry.logprob)]
 
 
 def _chunk_common(frame: Frame, kind: str) -> bytes:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from contracts.request import FinishReason
 from router.exchange import Piece, Usage
 from router.openai_chat import ToolUse
-from router.openai_format import ChatFormat, Frame, Json
+from router.openai_format import ChatFormat, Frame
+from router.openai_json import Json
 from router.toolcalls.hearing import CallDelta, CallParser
 
 _CALLED = "tool_calls"

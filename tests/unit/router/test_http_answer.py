@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from router.exchange import Usage
 from router.http_answer import AnswerResponse
-from router.openai_format import Usage
 
 
 class Form:

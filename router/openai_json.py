@@ -1,0 +1,26 @@
+"""JSON as it goes out: values, errors, and server-sent events. Does not know what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+Json = str | int | float | bool | None | Sequence["Json"] | Mapping[str, "Json"]
+DONE = b"data: [DONE]\n\n"
+_ENCODER = msgspec.json.Encoder()
+
+
+def render(value: Json) -> bytes:
+    """JSON in UTF-8."""
+    return _ENCODER.encode(value)
+
+
+def error_body(message: str, kind: str, param: str | None, code: str | int | None) -> bytes:
+    """OpenAI's error object."""
+    return render({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+def event(body: bytes) -> bytes:
+    """One server-sent event."""
+    return b"data: " + body + b"\n\n"
