@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import httpx
 import pytest
+import uvloop
 
 from router.config import HttpConfig
 from rpc.tls import TlsConfig
@@ -70,13 +71,20 @@ async def test_an_answer_whole_and_streamed(tmp_path, known):
             assert (await by_address.get("/version")).status_code == 200
 
 
-async def test_who_does_not_talk_tls_is_cut_off_and_it_is_said(tmp_path, known, caplog):
-    with caplog.at_level(logging.INFO, "rpc.tls_context"):
+BOTH_LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+
+
+@BOTH_LOOPS
+def test_who_does_not_talk_tls_is_cut_off_and_it_is_said(tmp_path, known, caplog, run):
+    async def scene():
         async with serving(tmp_path, known.config("server")) as running:
             with pytest.raises(httpx.TransportError):
                 await running.http.get("/health")
             async with client(running, known.config("me")) as http:
                 assert (await http.get("/version")).status_code == 200
+
+    with caplog.at_level(logging.INFO, "rpc.tls_context"):
+        run(scene())
     assert "TLS handshake refused" in caplog.text
 
 
@@ -123,7 +131,13 @@ async def test_old_protocols_are_refused(tmp_path, known):
             await shown(running, context)
 
 
-async def test_what_is_renewed_is_shown_and_asked_for_while_standing_connections_go_on(tmp_path, known, strangers):
+@BOTH_LOOPS
+def test_what_is_renewed_is_shown_and_asked_for_while_standing_connections_go_on(tmp_path, known, strangers, run):
+    """uvloop, on which routers run, has a TLS of its own."""
+    run(renew(tmp_path, known, strangers))
+
+
+async def renew(tmp_path, known, strangers):
     tls = known.config("server", demand=True)
     before = client_context(known.config("me"))
     async with serving(tmp_path, tls) as running, client(running, known.config("me")) as standing:
