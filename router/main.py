@@ -6,9 +6,11 @@ from contracts.clock import MonotonicClock
 from observability.log import get_logger
 from router.config import RouterConfig, tokenize_in_own_threads
 from router.server import RouterServer
+from rpc.files import raise_file_limit
 from rpc.process import StopSignals, settle_heap
 
 log = get_logger(__name__)
+_OTHER_FILES = 512  # workers, Redis, templates, logs
 
 
 async def serve(config: RouterConfig) -> None:
@@ -18,6 +20,7 @@ async def serve(config: RouterConfig) -> None:
     """
     tokenize_in_own_threads()
     router = RouterServer(config, MonotonicClock())
+    _warn_of_files(config)
     async with StopSignals() as signals:
         try:
             await router.warm_up()
@@ -29,3 +32,10 @@ async def serve(config: RouterConfig) -> None:
         finally:
             await router.stop()
             log.info("stopped")
+
+
+def _warn_of_files(config: RouterConfig) -> None:
+    """Say so where fewer files may be open than connections are allowed: then the system refuses them, not we."""
+    allowed, wanted = raise_file_limit(), config.http.max_connections + config.grpc.max_connections + _OTHER_FILES
+    if allowed < wanted:
+        log.warning("fewer open files are allowed than connections; raise `ulimit -n`", allowed=allowed, wanted=wanted)

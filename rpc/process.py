@@ -30,6 +30,7 @@ from contracts.errors import ConfigError
 from observability import lastwords
 from observability.log import get_logger
 from observability.private import LoggableError
+from rpc.files import raise_file_limit
 from rpc.server import join_address
 
 log = get_logger(__name__)
@@ -48,6 +49,7 @@ def run_process(main: Callable[[], Coroutine[None, None, None]]) -> int:
         lastwords.watch(asyncio.get_running_loop())
         await main()
 
+    raise_file_limit()
     try:
         uvloop.run(watched())
     except ConfigError as error:

@@ -23,6 +23,7 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     machine.check_cores,
     machine.check_memory,
     machine.check_shared_memory,
+    machine.check_files,
     machine.check_ports,
     machine.check_model_cache,
     machine.check_environment,

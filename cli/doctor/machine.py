@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import resource
 import shutil
 import socket
 import struct
@@ -25,6 +26,7 @@ from engine.models.store.config import default_cache_dir
 USUAL_PORTS = (("--http-port", 8000), ("--grpc-port", 50051))
 LEAST_MEMORY_BYTES = 2 * GIB
 LEAST_DISK_BYTES = 1 * GIB
+LEAST_FILES = 10_000
 
 
 def check_cores() -> Iterator[Finding]:
@@ -96,6 +98,20 @@ def _socket_problem() -> str:
     except OSError as error:
         return f"abstract unix sockets: {error.strerror}"
     return ""
+
+
+def check_files() -> Iterator[Finding]:
+    """How many connections a router may have: each is an open file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    fact = f"{_count(soft)} now, {_count(hard)} at most; our processes raise the first to the second"
+    if hard != resource.RLIM_INFINITY and hard < LEAST_FILES:
+        yield warning("open files", fact, f"a router with many clients wants {LEAST_FILES}; raise `ulimit -Hn`")
+    else:
+        yield ok("open files", fact)
+
+
+def _count(limit: int) -> str:
+    return "any number" if limit == resource.RLIM_INFINITY else str(limit)
 
 
 def check_ports() -> Iterator[Finding]:
