@@ -11,6 +11,7 @@ Does not know attempts, connections or what is done with a decision.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -18,15 +19,16 @@ from contracts.clock import Clock
 from contracts.request import TokenDelta
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
 from observability.decision_metrics import DecisionMetrics
-from router.backlog import Backlog, Run
+from router.backlog import Run
 from router.config import DisaggregationConfig, DisaggregationMode
 from router.costs import Costs, PromptWork, together
 from router.decision import Exploration, LocalCost, Options, RemoteCost, decide
+from router.drag import Drag
+from router.ledger import Ledger
 from router.progress import Progress
 from router.registry import Registry
 from router.route import Decision, Reason, Route
 
-_MAX_BACKLOGS = 256
 Pair = tuple[WorkerInfo, WorkerInfo]  # prefill, decode
 Cached = Callable[[WorkerRef, Progress], int]  # leading tokens of the request that this worker has
 Loads = Callable[[WorkerRef], WorkerLoad]  # the newest that it announced
@@ -43,14 +45,26 @@ def nothing_cached(ref: WorkerRef, progress: Progress) -> int:  # noqa: ARG001
 
 
 @dataclass(frozen=True, slots=True)
+class Lost:
+    """What streams lose to a prefill: `per_second` of its time, all of them together and weighted, beyond the first `free_s`."""
+
+    per_second: float
+    free_s: float
+
+    def to(self, prefill_s: float) -> float:
+        """Seconds."""
+        return self.per_second * max(0.0, prefill_s - self.free_s)
+
+
+@dataclass(frozen=True, slots=True)
 class _Scene:
     """One worker as it is seen when an attempt begins."""
 
     info: WorkerInfo
-    load: WorkerLoad
     queue_s: float
     num_streams: int
     num_cached: int
+    step_s: float  # of decode while nobody disturbs it
 
 
 class Advisor:
@@ -65,7 +79,7 @@ class Advisor:
         self.costs = Costs()
         self._loads = loads
         self._cached = cached
-        self._backlogs: dict[WorkerRef, Backlog] = {}
+        self.ledger = Ledger()
         self.exploration = Exploration(config.explore_share, config.explore_every_s, clock.now())
         self._keys = itertools.count()
 
@@ -85,38 +99,33 @@ class Advisor:
         else:
             local_s, remote_s = options.local.total_s, options.remote.total_s
             decision = Decision(Route.DISAGGREGATED, reason, remote_s, local_s)
-        remote = decision.path is Route.DISAGGREGATED
-        work_s = options.remote.prefill_s if remote else options.local.prefill_s
-        return self._watch(progress, decision, (prefill if remote else decode), work_s)
+        if decision.path is Route.COLOCATED:
+            return self._watch(progress, decision, (decode, options.local.prefill_s), self._stall(decode))
+        drag = self._drag(prefill, decode)
+        return self._watch(progress, decision, (prefill, options.remote.prefill_s), drag)
 
     def begin_alone(self, progress: Progress, decode: WorkerInfo, reason: Reason) -> Watch:
         """An attempt that goes on a decode worker alone for this reason."""
         scene = self._scene(decode, progress)
         local = self._local(progress, scene)
         decision = Decision(Route.COLOCATED, reason, None, local.total_s)
-        return self._watch(progress, decision, scene, local.prefill_s)
+        return self._watch(progress, decision, (scene, local.prefill_s), self._stall(scene))
 
-    def backlog(self, ref: WorkerRef) -> Backlog:
-        """Of that worker."""
-        if ref not in self._backlogs:
-            if len(self._backlogs) >= _MAX_BACKLOGS:  # workers come and go
-                self._backlogs = {known: backlog for known, backlog in self._backlogs.items() if not backlog.empty}
-            self._backlogs[ref] = Backlog()
-        return self._backlogs[ref]
-
-    def _watch(self, progress: Progress, decision: Decision, scene: _Scene, work_s: float) -> Watch:
+    def _watch(self, progress: Progress, decision: Decision, place: tuple[_Scene, float], lost: Lost) -> Watch:
+        """`place` is who computes the prompt, and for how long."""
+        scene, work_s = place
         now = self.clock.now()
         self.exploration.went(decision.path, now)
         self.metrics.decided(decision.path.value, decision.reason.value)
         progress.decision = decision
         beside = scene.num_streams if decision.path is Route.COLOCATED else 0
         work = PromptWork(_num_tokens(progress), scene.num_cached, beside)
-        watch = Watch(self, progress, scene.info.ref, (next(self._keys), now), (work, scene.load.decode_step_s))
-        self.backlog(scene.info.ref).prompt(watch.key, work, work_s, now)
+        watch = Watch(self, progress, scene.info.ref, (next(self._keys), now), (work, lost))
+        self.ledger.prompt((scene.info.ref, scene.info.kind), watch.key, (work, work_s), now)
         return watch
 
     def _scene(self, info: WorkerInfo, progress: Progress) -> _Scene:
-        now, load, backlog = self.clock.now(), self._loads(info.ref), self.backlog(info.ref)
+        now, load, backlog = self.clock.now(), self._loads(info.ref), self.ledger.backlog(info.ref)
         costs = self.costs.prefill[info.kind]
         costs.believe(load.prefill_tokens_per_s)
         requests = load.num_running + load.num_waiting
@@ -127,20 +136,26 @@ class Advisor:
             queue_s += waiting * costs.predict(info.ref, PromptWork(max(1, tokens // waiting)))
         num_streams = backlog.num_streams + min(others, load.num_running)
         num_cached = min(self._cached(info.ref, progress), _num_tokens(progress) - 1)
-        return _Scene(info, load, queue_s, num_streams if info.kind is WorkerKind.DECODE else 0, num_cached)
+        step_s = load.decode_step_s if math.isfinite(load.decode_step_s) else 0.0
+        if info.kind is WorkerKind.PREFILL:
+            return _Scene(info, queue_s, 0, num_cached, step_s)
+        undisturbed_s = self.ledger.drag(info.ref).step_s(num_streams)
+        return _Scene(info, queue_s, num_streams, num_cached, step_s if undisturbed_s is None else undisturbed_s)
 
     def _options(self, progress: Progress, prefill: _Scene, decode: _Scene) -> Options:
         num_tokens = _num_tokens(progress)
         num_uncached = num_tokens - decode.num_cached
         token_bytes = decode.info.layout.token_bytes
-        costs, here = self.costs.prefill[WorkerKind.PREFILL], prefill.info.ref
+        work = PromptWork(num_tokens, prefill.num_cached)
+        prefill_s = self.costs.prefill[WorkerKind.PREFILL].predict(prefill.info.ref, work)
         transfer_s = self.costs.transfer_s(num_uncached * token_bytes)
         remote = RemoteCost(
             queue_s=prefill.queue_s + self.costs.overhead[WorkerKind.PREFILL].mean_s,
-            prefill_s=costs.predict(here, PromptWork(num_tokens, prefill.num_cached)),
+            prefill_s=prefill_s,
             transfer_s=transfer_s,
             settle_s=self.costs.settle.mean_s,
             busy_s=self._busy_s(decode),
+            drag_s=self._drag(prefill, decode).to(prefill_s),
             saved_s=self.costs.transfer_s(num_tokens * token_bytes) - transfer_s,
         )
         return Options(remote, self._local(progress, decode), num_uncached)
@@ -154,23 +169,28 @@ class Advisor:
         return min(decode.queue_s, costs.predict(decode.info.ref, PromptWork(chunk, 0, decode.num_streams)))
 
     def _local(self, progress: Progress, decode: _Scene) -> LocalCost:
-        num_tokens, num_streams, step_s = _num_tokens(progress), decode.num_streams, decode.load.decode_step_s
+        num_tokens, stall = _num_tokens(progress), self._stall(decode)
+        costs = self.costs.prefill[WorkerKind.DECODE]
         whole, left = (
-            self.costs.prefill[WorkerKind.DECODE].predict(decode.info.ref, PromptWork(num_tokens, cached, num_streams))
+            costs.predict(decode.info.ref, PromptWork(num_tokens, cached, decode.num_streams))
             for cached in (0, decode.num_cached)
         )
-        stall_s = self.stall_s(left, num_streams, step_s)
-        own_step_s = step_s / 2 if num_streams else 0.0  # the one that runs when it comes
+        own_step_s = decode.step_s / 2 if decode.num_streams else 0.0  # the one that runs when it comes
         return LocalCost(
             queue_s=decode.queue_s + self.costs.overhead[WorkerKind.DECODE].mean_s + own_step_s,
             prefill_s=left,
-            stall_s=stall_s,
-            saved_s=whole - left + self.stall_s(whole, num_streams, step_s) - stall_s,
+            stall_s=stall.to(left),
+            saved_s=whole - left + stall.to(whole) - stall.to(left),
         )
 
-    def stall_s(self, prefill_s: float, num_streams: int, step_s: float) -> float:
-        """What streams lose together to a prefill in their steps, weighted: one step of it they would have taken anyway."""
-        return self.config.stall_weight * num_streams * max(0.0, prefill_s - step_s)
+    def _stall(self, decode: _Scene) -> Lost:
+        """Streams wait while their worker reads a prompt, but for one step, which they would have taken anyway."""
+        return Lost(self.config.stall_weight * decode.num_streams, decode.step_s)
+
+    def _drag(self, prefill: _Scene, decode: _Scene) -> Lost:
+        """Streams get slower while a prefill worker on the same machine reads a prompt."""
+        share = self.ledger.drag(decode.info.ref).share(prefill.info.ref)
+        return Lost(self.config.stall_weight * decode.num_streams * share, 0.0)
 
 
 def _num_tokens(progress: Progress) -> int:
@@ -187,15 +207,16 @@ class Watch:
         progress: Progress,
         computes: WorkerRef,
         begun: tuple[int, float],
-        expected: tuple[PromptWork, float],
+        expected: tuple[PromptWork, Lost],
     ) -> None:
-        """`computes` is the worker that reads the prompt; `begun` a key and when; `expected` its work, and decode's step."""
+        """`computes` is the worker that reads the prompt; `begun` a key and when; `expected` its work, and streams' losses."""
         self.key, self._started_at = begun
         self._advisor = advisor
         self._progress = progress
         self._computes = computes
         self._streams_at: WorkerRef | None = None
-        self._work, self._step_s = expected
+        self._work, self._lost = expected
+        self._drag: Drag | None = None  # of the worker that the tokens come from
         self._run: Run | None = None
         self._first_at: float | None = None
         self._second = False
@@ -209,10 +230,12 @@ class Watch:
 
     def heard(self, delta: TokenDelta) -> None:
         """A delta that the progress has accepted."""
+        if self._drag is not None:
+            self._drag.num_tokens += len(delta.token_ids)
         if self._first_at is None:
             self._first_at = now = self._advisor.clock.now()
             self._work = replace(self._work, num_cached=delta.num_cached_tokens)
-            self._run = self._advisor.backlog(self._computes).computed(self.key, now)
+            self._run = self._advisor.ledger.computed(self._computes, self.key, now)
             if self.path is Route.COLOCATED:
                 self._stream(self._computes, now)
         elif not self._second:
@@ -227,8 +250,7 @@ class Watch:
     def end(self) -> None:
         """The attempt is over, however it ended. Idempotent."""
         now = self._advisor.clock.now()
-        for ref in {self._computes, self._streams_at or self._computes}:
-            self._advisor.backlog(ref).end(self.key, now)
+        self._advisor.ledger.end({self._computes, self._streams_at or self._computes}, self.key, now)
 
     @property
     def _decision(self) -> Decision:
@@ -238,7 +260,7 @@ class Watch:
 
     def _stream(self, ref: WorkerRef, now: float) -> None:
         self._streams_at = ref
-        self._advisor.backlog(ref).stream(self.key, now)
+        self._drag = self._advisor.ledger.stream(ref, self.key, now)
 
     @property
     def _undisturbed(self) -> bool:
@@ -268,10 +290,9 @@ class Watch:
         if not self._undisturbed or self._first_at is None:
             return
         stages = self._progress.stages
-        measured_s = self._first_at - self._started_at
+        measured_s = self._first_at - self._started_at + self._lost.to(stages.prefill_compute_s)
         if self.path is Route.COLOCATED:
             self._teach_prefill(WorkerKind.DECODE)
-            measured_s += self._advisor.stall_s(stages.prefill_compute_s, self._work.num_beside, self._step_s)
         elif self._progress.handoff is None:  # it ended with its first token
             self._teach_prefill(WorkerKind.PREFILL)
         else:

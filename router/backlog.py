@@ -71,6 +71,11 @@ class Backlog:
         return len(self._streams)
 
     @property
+    def num_prompts(self) -> int:
+        """Prompts whose first token has not come."""
+        return len(self._prompts)
+
+    @property
     def empty(self) -> bool:
         """Whether it says nothing."""
         return not self._prompts and not self._streams

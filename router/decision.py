@@ -8,11 +8,12 @@
 
 What is compared is the delay that the request causes, in seconds, up to where its second token would be computed:
 
-    remote = max(queue_P + overhead_P + prefill_P(S − c_P) + exposed transfer(S − c_D), busy_D) + settle
+    remote = max(queue_P + overhead_P + prefill_P(S − c_P) + exposed transfer(S − c_D), busy_D) + settle  +  w · B · drag
     local  = queue_D + overhead_D + prefill_D(S − c_D)  +  w · B · stall
 
 with S prompt tokens, of which c_P and c_D are cached, and B streams at the decode worker, each of which waits `stall` longer
-for a token (docs/adr/0022; the form is FIELD's 2.5, that of TaiChi and of Dynamo's conditional disaggregation made one).
+for a token, or `drag` where prefill slows it from outside (docs/adr/0022; TaiChi and Dynamo's conditional
+disaggregation weigh the same things).
 More load on the prefill worker never moves a request there; nor do more tokens cached at decode, because remote is credited
 for those with at most what local is. Does not know workers, clocks or how costs are learnt.
 """
@@ -31,6 +32,7 @@ PATIENCE_S = 30.0  # after which it may be more
 @dataclass(frozen=True, slots=True)
 class RemoteCost:
     """Seconds over both pools. `busy_s` is for how long decode does not take the continuation in, whatever prefill does;
+    `drag_s` is what decode's streams lose together, weighted, where the workers share a machine;
     `saved_s` is how much less the transfer is because of what decode has cached.
     """
 
@@ -39,12 +41,14 @@ class RemoteCost:
     transfer_s: float
     settle_s: float
     busy_s: float = 0.0
+    drag_s: float = 0.0
     saved_s: float = 0.0
 
     @property
     def total_s(self) -> float:
-        """What the request would wait."""
-        return max(self.queue_s + self.prefill_s + self.transfer_s, self.busy_s) + self.settle_s
+        """What the request would wait, and make others wait."""
+        arrives_s = max(self.queue_s + self.prefill_s + self.transfer_s, self.busy_s)
+        return arrives_s + self.settle_s + self.drag_s
 
 
 @dataclass(frozen=True, slots=True)

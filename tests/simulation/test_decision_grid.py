@@ -99,6 +99,7 @@ def test_a_way_that_was_bad_is_found_again_when_it_is_good() -> None:
     assert share["before"] > 0.9
     assert share["slow"] < 0.2
     assert share["after"] > 0.9
+    assert world.paths[40:].count(Route.COLOCATED) < 10  # what paid off once is gone again at once
 
 
 @pytest.mark.parametrize("weight", [0.0, 30.0])
