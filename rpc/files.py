@@ -23,6 +23,6 @@ def raise_file_limit() -> int:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     except (OSError, ValueError) as error:
-        log.warning("the limit of open files stays as it was", limit=soft, reason=str(error))
+        log.warning("the limit of open files stays as it was", limit=soft, reason=error)
         return soft
     return wanted
