@@ -147,9 +147,13 @@ class PrefixIndex:
         self._take_off(shelf, gone)
 
     def expect(self, ref: WorkerRef, block_hashes: Sequence[bytes]) -> None:
-        """A prompt of these blocks is on its way there: whoever comes next with the same prefix finds it."""
+        """A prompt of these blocks is on its way there: whoever comes next with the same prefix finds it.
+
+        Unless more is on its way there already than the worker has room for.
+        """
+        self._expire()
         shelf = self._shelves.get(ref)
-        if shelf is None or not block_hashes or not self._expect_s:
+        if shelf is None or not block_hashes or not self._expect_s or len(shelf.expected) > shelf.capacity:
             return
         names = short_names(block_hashes)[: shelf.capacity]
         self._num_expectations += 1

@@ -175,3 +175,22 @@ def test_a_seal_without_a_name_is_found():
     del pool._block_of[pool._name_of.pop(0)]
     with pytest.raises(PoolCorrupted, match="nameless block has a seal"):
         pool.check_integrity([1])
+
+
+def test_only_the_net_change_is_news():
+    kv = KVCacheManager(2, 2, 0)
+    names = kv.hasher.chain([1, 1])
+    computed(kv, [1, 1]).release()
+    assert kv.news.take() is None, "nobody listens"
+    assert kv.news.listen() == names
+    kv.lease("other", 4, (), 0).release()  # evicts it
+    computed(kv, [1, 1]).release()
+    assert kv.news.take() is None, "it went and came"
+    computed(kv, [2, 2]).release()
+    kv.lease("other", 4, (), 0).release()
+    changes = kv.news.take()
+    assert (changes.stored, changes.removed) == ((), names), "what came and went is no news, what went for good is"
+    assert kv.news.take() is None
+    kv.news.ignore()
+    computed(kv, [3, 3])
+    assert kv.news.take() is None
