@@ -16,6 +16,7 @@ import pytest
 
 from contracts.clock import MonotonicClock
 from contracts.errors import TransferFailed
+from contracts.secret import ClusterSecret
 from contracts.worker import ConnectorAddress
 from kv_transfer.connector import ByteRange, Write
 from kv_transfer.local import LocalConnector, LocalHub
@@ -26,8 +27,9 @@ from kv_transfer.tcp_target import TargetLimits
 
 SIZE = 1 << 20
 BIG = 128 << 20
-KINDS = ["local", "shm", "tcp"]
+KINDS = ["local", "shm", "tcp", "shm with a secret", "tcp with a secret"]
 BETWEEN_PROCESSES = ["shm", "tcp"]
+SECRET = ClusterSecret(b"the secret of one cluster")
 CHILD = Path(__file__).with_name("connector_child.py")
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -69,6 +71,8 @@ def make(request):
         "local": lambda: LocalConnector(hub, clock),
         "shm": lambda: ShmConnector(piece_bytes=64 << 10),
         "tcp": lambda: TcpConnector(limits=TargetLimits(stall_s=2.0)),
+        "shm with a secret": lambda: ShmConnector(piece_bytes=64 << 10, secret=SECRET),
+        "tcp with a secret": lambda: TcpConnector(limits=TargetLimits(stall_s=2.0), secret=SECRET),
     }[request.param]
 
 
