@@ -90,6 +90,7 @@ class Inference:
             self._metrics.request_finished(sample)
             log.info(
                 "request",
+                **({"caller": ask.caller.name} if ask.caller.name else {}),
                 request_id=ask.request_id,
                 outcome=sample.outcome,
                 route=sample.route,

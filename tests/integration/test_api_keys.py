@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 
 import grpc
@@ -14,6 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from contracts.errors import Unauthenticated
 from contracts.pb.diptych.v1 import inference_pb2 as pb
 from contracts.pb.diptych.v1 import inference_pb2_grpc, registry_pb2, registry_pb2_grpc, types_pb2
+from observability.log import LineFormatter
 from router.config import AccessConfig, HttpConfig
 from router.keys import hash_of, new_key
 from router.service import Inference
@@ -193,7 +195,7 @@ async def test_a_router_that_asks_nobody_who_he_is_says_so(tmp_path, caplog, hos
     assert caplog.text.count("whoever reaches this router may use it") == said
 
 
-async def test_both_doors_say_whose_request_it_is(served, monkeypatch):
+async def test_both_doors_say_whose_request_it_is_and_so_does_the_log(served, monkeypatch, caplog):
     seen = []
     answer = Inference.answer
 
@@ -202,6 +204,7 @@ async def test_both_doors_say_whose_request_it_is(served, monkeypatch):
         return answer(self, ask, timeout_s)
 
     monkeypatch.setattr(Inference, "answer", noting)
+    caplog.set_level(logging.DEBUG)
     chat = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
     for path, body in (("/v1/completions", BODY), ("/v1/chat/completions", chat)):
         response = await served.http.post(path, json=body, headers=bearer(ALICE))
@@ -212,6 +215,10 @@ async def test_both_doors_say_whose_request_it_is(served, monkeypatch):
         )
         assert [r async for r in call]
     assert seen == [("alice", 10_000_000)] * 3
+    formatter = LineFormatter("router")
+    lines = [formatter.format(record) for record in caplog.records if record.getMessage() == "request"]
+    assert [" caller=alice " in line for line in lines] == [True] * 3
+    assert not [record for record in caplog.records if ALICE in formatter.format(record)]
 
 
 async def test_keys_come_and_go_without_a_restart(served, tmp_path):

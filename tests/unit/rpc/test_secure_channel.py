@@ -1,6 +1,8 @@
 """Real handshakes between our servers and our channels: who is believed, who is refused, and certificates that are renewed."""
 
 import asyncio
+import ssl
+import warnings
 from contextlib import asynccontextmanager
 
 import grpc
@@ -149,6 +151,27 @@ async def test_a_channel_that_lost_its_connection_comes_back_with_what_is_renewe
     finally:
         await channel.close()
         await again.stop(0)
+
+
+@pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_grpc_ports_speak_no_older_tls_and_no_suite_without_forward_secrecy(known, newest):
+    config = known.config("server")
+    context = ssl.create_default_context(cafile=config.ca)
+    context.set_alpn_protocols(["h2"])
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        context.maximum_version = newest
+    async with serving(config) as address:
+        host, port = address.split(":")
+        if newest is ssl.TLSVersion.TLSv1_1:
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                await asyncio.open_connection(host, port, ssl=context)
+            return
+        _, writer = await asyncio.open_connection(host, port, ssl=context)
+        suite = writer.get_extra_info("cipher")[0]
+        assert suite.startswith(("ECDHE", "TLS_"))
+        writer.close()
 
 
 async def test_without_an_authority_channels_are_plain(known):
