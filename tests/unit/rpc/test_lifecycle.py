@@ -217,7 +217,7 @@ async def test_a_dead_engine_ends_the_process_at_once(while_draining: bool) -> N
 async def test_what_an_engine_died_of_is_said_without_what_it_worked_on() -> None:
     async with living(CONFIG) as (life, task):
         life.worker.fatal.set_result(ValueError("Dear Anna, …"))
-        with pytest.raises(FatalError, match="^the engine died: ValueError$"):
+        with pytest.raises(FatalError, match=r"^the engine died: ValueError$"):
             await asyncio.wait_for(asyncio.shield(task), 10)
 
 
