@@ -5,7 +5,7 @@ import contextlib
 import json
 
 from contracts.clock import MonotonicClock
-from contracts.errors import WorkerLost
+from contracts.errors import InternalError, WorkerLost
 from contracts.kv_layout import KVLayout
 from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
 from registry.config import RedisConfig, parse_redis_url
@@ -15,6 +15,7 @@ from router.breakers import Breakers, BreakerState
 from router.config import BreakerConfig
 from router.registry import Change, ChangeKind
 from tests.integration.test_redis_link import QUICK, until
+from tests.integration.test_redis_registry import ask, deployment, health, ready
 
 REF = WorkerRef("d0", 3)
 INFO = WorkerInfo(REF, WorkerKind.DECODE, "h:1", "m", KVLayout("m", "float32", 1, 1, 8, 16), (), 64, 64)
@@ -95,3 +96,27 @@ async def test_rubbish_on_the_channel_is_survived(redis_process):
         assert ours.state(REF) is BreakerState.CLOSED
         redis_process.command("PUBLISH", CHANNEL, json.dumps(good).encode())
         await until(lambda: ours.state(REF) is BreakerState.HALF_OPEN)
+
+
+async def test_whole_routers_warn_each_other(redis_process, tmp_path):
+    async with deployment(redis_process.url, tmp_path) as made:
+        first, second = made.routers
+        bad, good = await made.decode("d0"), await made.decode("d1")
+        for running in made.routers:
+            await ready(running, 2)
+        await until(lambda: listeners(redis_process) == 2)
+        bad.faults.refuse = [InternalError("broken") for _ in range(100)]
+        async with asyncio.timeout(20):
+            while await first.metric("diptych_worker_breaker_state", worker_id="d0") != 2:
+                await ask(first)
+        said = []
+        async with asyncio.timeout(5):
+            while not said:
+                said = (await health(second))["breakers"]
+        assert (said[0]["worker"], said[0]["state"]) == ("d0", "half_open")
+        assert said[0]["reason"].startswith("another router: ")
+        assert await second.metric("diptych_worker_breaker_openings_total", pool="decode", cause="warned") == 1
+        before = len(bad.seen)
+        await ask(second, 8)
+        assert len(bad.seen) <= before + 1, "one probe"
+        assert good.seen
