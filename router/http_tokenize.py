@@ -13,7 +13,7 @@ from contracts.errors import InvalidRequest
 from router.http_body import FrontLimits, read_body
 from router.openai_chat import ChatRules
 from router.openai_json import Json, render
-from router.openai_logprobs import token_text
+from router.openai_logprobs import spelled
 from router.openai_schema import DetokenizeBody, TokenizeBody, parse
 from router.service import Inference
 
@@ -37,7 +37,7 @@ class TokenizeFront:
             "count": len(token_ids),
             "max_model_len": self._service.max_model_len(),
             "tokens": token_ids,
-            "token_strs": [token_text(tokenizer, i) for i in token_ids] if body.return_token_strs else None,
+            "token_strs": list(map(spelled, await tokenizer.spell(token_ids))) if body.return_token_strs else None,
         }
         return Response(render(answer), media_type="application/json")
 
@@ -47,8 +47,8 @@ class TokenizeFront:
         body = parse(DetokenizeBody, await read_body(request, self._limits))
         self._service.check_model(body.model)
         card = self._service.card
-        for index, token_id in enumerate(body.tokens):
-            if not 0 <= token_id < card.vocab_size:
-                raise InvalidRequest(f"tokens.{index}", token_id, f"must be from 0 to {card.vocab_size - 1}")
-        text = card.tokenizer.decode(body.tokens, skip_special_tokens=False)
+        if body.tokens and not (min(body.tokens) >= 0 and max(body.tokens) < card.vocab_size):
+            index, wrong = next((i, t) for i, t in enumerate(body.tokens) if not 0 <= t < card.vocab_size)
+            raise InvalidRequest(f"tokens.{index}", wrong, f"must be from 0 to {card.vocab_size - 1}")
+        text = await card.tokenizer.decode_whole(body.tokens, skip_special_tokens=False)
         return Response(render({"prompt": text}), media_type="application/json")

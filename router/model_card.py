@@ -42,9 +42,18 @@ class ModelCard:
     max_new_tokens: int | None
     fingerprint: str
 
-    def template_for(self, conversation: Conversation) -> ChatTemplate | None:
-        """The template that renders this conversation."""
-        return self.tool_template if conversation.tools and self.tool_template is not None else self.chat_template
+    def template_for(self, conversation: Conversation) -> ChatTemplate:
+        """The template that renders this conversation. Raises InvalidRequest when the model has none."""
+        if conversation.tools and self.tool_template is not None:
+            return self.tool_template
+        if self.chat_template is None:
+            raise InvalidRequest("messages", "a conversation", "this model has no chat template; send a plain prompt")
+        return self.chat_template
+
+    async def encode_chat(self, conversation: Conversation) -> tuple[int, ...]:
+        """A conversation's tokens, rendered in this process: for whoever runs a model that they trust. Raises InvalidRequest."""
+        text = self.template_for(conversation).render(conversation)
+        return await self.tokenizer.encode_text(text, add_special_tokens=False)
 
     def sampling(self) -> SamplingParams:
         """The model's defaults with a seed of their own, so that every attempt of a request makes the same tokens."""
@@ -63,14 +72,13 @@ def load_model_card(model_dir: Path, name: str) -> ModelCard:
         templates = {name: ChatTemplate(source, special) for name, source in sources.items()}
     except ModelLoadError as error:
         raise ModelLoadError(f"{model_dir}: {error.message}") from error
-    template = templates.get("default")
     digest = hashlib.sha256(json.dumps([config, generation], sort_keys=True).encode()).hexdigest()
     where = model_dir / "config.json"
     vocab_size = _positive(config, "vocab_size", VOCAB_SIZE, where)
     return ModelCard(
         name=name,
-        tokenizer=Tokenizer(hf, template, special.get("bos_token", _id_text(hf, config.get("bos_token_id")))),
-        chat_template=template,
+        tokenizer=Tokenizer(hf, special.get("bos_token", _id_text(hf, config.get("bos_token_id")))),
+        chat_template=templates.get("default"),
         tool_template=templates.get("tool_use"),
         vocab_size=vocab_size,
         max_model_len=context_of(config, _positive(config, "max_position_embeddings", MAX_POSITIONS, where)),

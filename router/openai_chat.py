@@ -137,8 +137,7 @@ class ChatRules:
     def _source(self, conversation: Conversation) -> str:
         if conversation.template is not None:
             return conversation.template
-        template = self._card.template_for(conversation)
-        return "" if template is None else template.source
+        return self._card.template_for(conversation).source
 
     def _dialect(self, conversation: Conversation) -> Dialect | None:
         if self._parser == _AUTO:

@@ -14,11 +14,15 @@ _MIN_LOGPROB = -9999.0  # JSON has no infinity
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
     """A token as text; one that is a piece of a character as OpenAI writes it, "bytes:\\xe6\\x97"."""
-    spelled = tokenizer.token_bytes(token_id)
+    return spelled(tokenizer.token_bytes(token_id))
+
+
+def spelled(token: bytes) -> str:
+    """The same of a token's bytes."""
     try:
-        return spelled.decode()
+        return token.decode()
     except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
 
 
 def finite(logprob: float) -> float:

@@ -7,7 +7,6 @@ Does not know how long a prompt may be, or what is done with it.
 
 from __future__ import annotations
 
-from contracts.errors import InvalidRequest
 from router.exchange import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from router.model_card import ModelCard
 from router.template_processes import TemplateProcesses
@@ -27,9 +26,6 @@ class Prompter:
                 return await self.card.tokenizer.encode_text(text, add_special_tokens)
             case ChatPrompt(conversation, add_special_tokens):
                 template = self.card.template_for(conversation)
-                if template is None:
-                    said = "this model has no chat template; send a plain prompt"
-                    raise InvalidRequest("messages", "a conversation", said)
                 text = await self._templates.render(template, conversation)
                 return await self.card.tokenizer.encode_text(text, add_special_tokens)
             case TokenPrompt(token_ids):

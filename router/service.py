@@ -9,12 +9,13 @@ HTTP or gRPC.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
 from contracts.clock import Clock
-from contracts.errors import DiptychError, InvalidRequest, ModelNotFound
+from contracts.errors import DeadlineExceeded, DiptychError, InvalidRequest, ModelNotFound
 from contracts.request import FinishReason, GenerationRequest
 from contracts.sampling import SamplingParams
 from contracts.worker import WorkerInfo
@@ -138,17 +139,25 @@ class Inference:
         )
 
     async def _tokenise(self, ask: Ask, deadline: float) -> list[Job]:
+        """Raises DeadlineExceeded as well: prompts before this one may be long, or a template have its bounds to run into."""
         jobs: list[Job] = []
-        for index, prompt in enumerate(ask.prompts):
-            try:
-                jobs.append(await self._job(ask, prompt, deadline))
-            except InvalidRequest as error:
-                if ask.more_prompts and error.field == "prompt":
-                    raise error.at(f"prompt.{index}") from error
-                raise
+        try:
+            async with asyncio.timeout(deadline - self._clock.now()):
+                for index, prompt in enumerate(ask.prompts):
+                    jobs.append(await self._job(ask, prompt, index, deadline))
+        except TimeoutError as error:
+            raise DeadlineExceeded("the request's time ran out while its prompt was read") from error
         return jobs
 
-    async def _job(self, ask: Ask, prompt: Prompt, deadline: float) -> Job:
+    async def _job(self, ask: Ask, prompt: Prompt, index: int, deadline: float) -> Job:
+        try:
+            return await self._job_of(ask, prompt, deadline)
+        except InvalidRequest as error:
+            if ask.more_prompts and error.field == "prompt":
+                raise error.at(f"prompt.{index}") from error
+            raise
+
+    async def _job_of(self, ask: Ask, prompt: Prompt, deadline: float) -> Job:
         context = fit.max_model_len(self.card.max_model_len, self._known(), ask.route)
         token_ids = _truncated(ask, await self.prompter.token_ids(prompt), context)
         sampling = self._bounded(ask, len(token_ids), context)

@@ -35,7 +35,7 @@ class TemplateLimits:
 
     cpu_s: float = 1.0
     wall_s: float = 30.0
-    memory_bytes: int = 1024 * 2**20
+    memory_bytes: int = 512 * 2**20
     text_chars: int = 1024 * 1024
     max_processes: int = 2
 

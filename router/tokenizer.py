@@ -11,9 +11,7 @@ from functools import partial
 
 from tokenizers import Tokenizer as HFTokenizer
 
-from contracts.errors import InvalidRequest
 from router.background import Background
-from router.chat_template import ChatTemplate, Conversation
 from router.detokenizer import ByteLevelStream, ByteVocabulary, TextStream, WindowStream
 
 _THREAD_ABOVE = 4096  # characters, about 2 ms
@@ -22,9 +20,8 @@ _THREAD_ABOVE = 4096  # characters, about 2 ms
 class Tokenizer:
     """One model's tokenizer. Owns caches and the threads for long texts; one per process."""
 
-    def __init__(self, hf: HFTokenizer, chat_template: ChatTemplate | None, bos_token: str | None) -> None:
+    def __init__(self, hf: HFTokenizer, bos_token: str | None) -> None:
         self._hf = hf
-        self._chat_template = chat_template
         self._bos_id = None if bos_token is None else hf.token_to_id(bos_token)
         self._bytes = ByteVocabulary(hf) if is_byte_level(hf) else None
         self._background = Background()
@@ -35,14 +32,17 @@ class Tokenizer:
             return await self._background.run(partial(self._encode, text, add_special_tokens))
         return self._encode(text, add_special_tokens)
 
-    async def encode_chat(self, conversation: Conversation, add_special_tokens: bool = False) -> tuple[int, ...]:
-        """The conversation through the model's template, which brings its special tokens itself.
+    async def decode_whole(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """`decode`, out of everybody's way where there are many."""
+        if len(token_ids) > _THREAD_ABOVE:
+            return await self._background.run(partial(self.decode, token_ids, skip_special_tokens))
+        return self.decode(token_ids, skip_special_tokens)
 
-        Raises InvalidRequest when the model has no template or the template refuses.
-        """
-        if sum(len(m.content or "") for m in conversation.messages) > _THREAD_ABOVE:
-            return await self._background.run(partial(self._render_and_encode, conversation, add_special_tokens))
-        return self._render_and_encode(conversation, add_special_tokens)
+    async def spell(self, token_ids: Sequence[int]) -> list[bytes]:
+        """`token_bytes` of each, out of everybody's way where there are many."""
+        if len(token_ids) > _THREAD_ABOVE:
+            return await self._background.run(lambda: list(map(self.token_bytes, token_ids)))
+        return list(map(self.token_bytes, token_ids))
 
     def text_stream(self, skip_special_tokens: bool, marks: Sequence[str] = ()) -> TextStream:
         """A new incremental detokenizer for one answer. `marks` are special tokens that are text all the same."""
@@ -62,11 +62,6 @@ class Tokenizer:
         if self._bytes is not None:
             return self._bytes.token_bytes(token_id)
         return self._hf.decode([token_id], skip_special_tokens=False).encode()
-
-    def _render_and_encode(self, conversation: Conversation, add_special_tokens: bool) -> tuple[int, ...]:
-        if self._chat_template is None:
-            raise InvalidRequest("messages", "a conversation", "this model has no chat template; send a plain prompt")
-        return self._encode(self._chat_template.render(conversation), add_special_tokens)
 
     def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         encoding = self._hf.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]

@@ -168,7 +168,7 @@ async def make_requests(
     for number, prompt in enumerate(prompts, 1):
         try:
             if isinstance(prompt, Conversation):
-                token_ids = await card.tokenizer.encode_chat(prompt)
+                token_ids = await card.encode_chat(prompt)
             else:
                 token_ids = await card.tokenizer.encode_text(prompt)
             left = max(1, context - len(token_ids))

@@ -28,7 +28,7 @@ async def test_conversations(card, smollm2_dir, turns):
     reference = AutoTokenizer.from_pretrained(smollm2_dir)
     messages = [{"role": role, "content": content} for role, content in turns]
     expected = reference.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    got = await card.tokenizer.encode_chat(Conversation(tuple(Message(*turn) for turn in turns)))
+    got = await card.encode_chat(Conversation(tuple(Message(*turn) for turn in turns)))
     assert list(got) == list(expected)
 
 

@@ -1,6 +1,7 @@
 """Whatever a client sends, it is taken or refused by name: never a fault of ours, never ignored."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,13 +9,15 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from contracts.errors import InvalidRequest
+from router.chat_template import ChatTemplate
 from router.config import ChatConfig
 from router.model_card import load_model_card
 from router.openai_ask import completion_ask
 from router.openai_chat import ChatRules
 from router.openai_schema import NOT_SERVED, ChatBody, CompletionBody, parse
 
-CARD = load_model_card(Path(__file__).parents[2] / "fixtures/tiny-austen", "tiny")
+TINY = load_model_card(Path(__file__).parents[2] / "fixtures/tiny-austen", "tiny")
+CARD = replace(TINY, chat_template=ChatTemplate("{{ messages }}", {}))
 
 
 def chat_ask(body, card, request_id, traceparent):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,12 +24,11 @@ CHATML = (
 )
 
 
-def tiny(adds_bos=False, template=None):
+def tiny(adds_bos=False):
     hf = HFTokenizer.from_file(str(TINY / "tokenizer.json"))
     if adds_bos:
         hf.post_processor = processors.TemplateProcessing(single="<|bos|> $A", special_tokens=[("<|bos|>", 0)])
-    chat = None if template is None else ChatTemplate(template, {"bos_token": "<|bos|>"})
-    return Tokenizer(hf, chat, "<|bos|>")
+    return Tokenizer(hf, "<|bos|>")
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,9 @@ async def test_one_bos(adds_bos, text, add, num_bos):
 
 
 async def test_a_template_brings_its_own_bos():
-    tokenizer = tiny(adds_bos=True, template="{{ bos_token }}{{ messages[0].content }}")
-    assert (await tokenizer.encode_chat(Conversation((Message("user", "Emma"),)))).count(0) == 1
+    template = ChatTemplate("{{ bos_token }}{{ messages[0].content }}", {"bos_token": "<|bos|>"})
+    card = replace(load_model_card(TINY, "tiny"), tokenizer=tiny(adds_bos=True), chat_template=template)
+    assert (await card.encode_chat(Conversation((Message("user", "Emma"),)))).count(0) == 1
 
 
 async def test_long_texts_do_not_stall_the_loop():
@@ -107,7 +108,7 @@ def test_a_template_that_refuses_or_misbehaves_is_the_requests_error(source):
 
 async def test_a_model_without_a_template_says_so():
     with pytest.raises(InvalidRequest, match="no chat template"):
-        await tiny().encode_chat(Conversation((Message("user", "hi"),)))
+        await load_model_card(TINY, "tiny").encode_chat(Conversation((Message("user", "hi"),)))
 
 
 def write_model(path, **files):
