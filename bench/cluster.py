@@ -91,9 +91,13 @@ def vocab_size_of(model: Path) -> int:
 
 @contextmanager
 def serving(
-    model: Path, threads: int = 1, worker_flags: Sequence[str] = (), way: str = "always"
+    model: Path,
+    threads: int = 1,
+    worker_flags: Sequence[str] = (),
+    way: str = "always",
+    router_flags: Sequence[str] = (),
 ) -> Iterator[ServedCluster]:
-    """1 prefill + 1 decode worker of `threads` threads each on the model directory `model`, with more flags for workers.
+    """1 prefill + 1 decode worker of `threads` threads each on the model directory `model`, with more flags for workers and router.
 
     `way` is the router's --disaggregate: what becomes of requests that ask for no way.
 
@@ -113,6 +117,7 @@ def serving(
             str(ports["grpc"]),
             "--disaggregate",
             way,
+            *router_flags,
         ],
         "prefill": [*worker, "--metrics-port", str(ports["prefill"])],
         "decode": [*worker, "--metrics-port", str(ports["decode"])],
