@@ -62,3 +62,26 @@ async def test_the_prompts_log_probabilities_do_not_depend_on_the_way(tmp_path):
         for other in seen[1:]:
             assert other[1:] == pytest.approx(first[1:], abs=1e-4)
         await workers.idle()
+
+
+async def test_several_prompts_in_one_request_have_the_answers_that_each_has_alone(tmp_path):
+    prompts = [PROMPT, PROMPT[:40], tuple(3 + i * 7 % 900 for i in range(33)), PROMPT]
+    asked = [
+        GenerationRequest(
+            f"{place}-{index}", prompt, replace(SEEDED, seed=derived_seed(7, index), max_tokens=9, ignore_eos=True)
+        )
+        for place, prompt in enumerate(prompts)
+        for index in range(2)
+    ]
+    expected = list(truth(asked).values())
+    fields = {
+        name: getattr(SEEDED, name)
+        for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty")
+    }
+    async with served(tmp_path, SETUP) as (running, workers):
+        for route in ("disaggregated", "colocated"):
+            ask = body(**fields, prompt=[list(p) for p in prompts], max_tokens=9, n=2, diptych={"route": route})
+            got = (await running.http.post("/v1/completions", json=ask)).json()
+            assert [tuple(choice["token_ids"]) for choice in got["choices"]] == expected, route
+            assert got["usage"]["prompt_tokens"] == sum(map(len, prompts))
+        await workers.idle()
