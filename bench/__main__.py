@@ -9,7 +9,11 @@
     cancel       how long blocks stay taken when clients leave
     conversation what a chat template and tools cost the router
     router       what one router process carries on one core, with workers that answer at once
+    registry     what a registry in Redis costs, and how soon a worker is known
+    overload     goodput when up to three times more is asked than there is
+    proofs       what it costs that processes prove that they know the cluster's secret
     simulate     what each policy does to recorded loads, in virtual time
+    index        what the router pays to know who has a prompt's prefix
 
 Does not measure anything itself.
 """
@@ -30,11 +34,15 @@ from bench.conversation import ConversationBenchConfig, run_conversation
 from bench.decision import DecisionBenchConfig, run_decision
 from bench.engine import EngineBenchConfig, run_engine
 from bench.fake_workers import FakeConfig, serve_until_signal
+from bench.index import run_index
 from bench.limits import limits_report, measure_limits
 from bench.load import LoadFailed, client_main
 from bench.machine import MachineFacts, cpu_seconds, foreign_percent, machine_facts
 from bench.overhead import run_overhead
+from bench.overload import OverloadBenchConfig, run_overload
 from bench.progress import Say, say_on_stderr
+from bench.proofs import ProofsBenchConfig, run_proofs
+from bench.registry import RegistryBenchConfig, run_registry
 from bench.report import Record, Report, joined, markdown, write
 from bench.router import PARTS, RouterBenchConfig, run_router
 from bench.router_load import router_client_main
@@ -149,6 +157,28 @@ def measure_decision(options: Options, say: Say) -> Report:
         return run_decision(cluster, vocab_size_of(model), config, say)
 
 
+def measure_registry(options: Options, say: Say) -> Report:
+    """Half a minute; needs a redis-server."""
+    config = RegistryBenchConfig()
+    return run_registry(replace(config, rounds=options.rounds or config.rounds), say)
+
+
+def measure_proofs(options: Options, say: Say) -> Report:
+    """Half a minute."""
+    config = ProofsBenchConfig()
+    return run_proofs(replace(config, rounds=options.rounds or config.rounds), say)
+
+
+def measure_overload(options: Options, say: Say) -> Report:
+    """Ten minutes; --quick two."""
+    config = OverloadBenchConfig()
+    if options.quick:
+        worlds = tuple(replace(world, duration_s=5.0) for world in config.worlds)
+        config = replace(config, worlds=worlds, rounds=1, loads=(0.5, 1.0, 2.0, 3.0))
+    config = replace(config, rounds=options.rounds or config.rounds)
+    return run_overload(resolve_model(options.model, None, say), config, say)
+
+
 def measure_machine(options: Options, say: Say) -> Report:
     """A few seconds."""
     say("limits: memory and arithmetic")
@@ -159,6 +189,12 @@ def measure_simulate(options: Options, say: Say) -> Report:
     """Half a minute, of no machine: virtual time."""
     del options
     return run_simulate(say)
+
+
+def measure_index(options: Options, say: Say) -> Report:
+    """Some seconds."""
+    del options
+    return run_index(say)
 
 
 MEASUREMENTS: dict[str, Callable[[Options, Say], Report]] = {
@@ -172,7 +208,11 @@ MEASUREMENTS: dict[str, Callable[[Options, Say], Report]] = {
     "conversation": measure_conversation,
     "router": measure_router,
     "decision": measure_decision,
+    "registry": measure_registry,
+    "proofs": measure_proofs,
     "simulate": measure_simulate,
+    "index": measure_index,
+    "overload": measure_overload,
 }
 
 
@@ -211,7 +251,7 @@ def _command(name: str, names: Sequence[str], summary: str) -> None:
         "--threads", type=click.IntRange(1), default=2, show_default=True, help="Threads of the engine alone."
     )
     @click.option("--rounds", type=click.IntRange(1), help="Repetitions. [default: each measurement's own, at least 3]")
-    @click.option("--quick", is_flag=True, help="router only: small sizes, about a minute.")
+    @click.option("--quick", is_flag=True, help="router and overload only: small sizes.")
     @click.option("--part", "parts", type=click.Choice(PARTS), multiple=True, help="router only: no more than this.")
     def run(results: Path, model: str, threads: int, rounds: int | None, quick: bool, parts: tuple[str, ...]) -> None:
         carry_out(names, Options(results, model, threads, rounds, quick, parts))

@@ -48,11 +48,12 @@ local id, epoch, address, layout, ttl = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARG
 own(KEYS[1], 'hash') own(KEYS[2], 'string') own(KEYS[3], 'string') own(KEYS[4], 'set') own(KEYS[5], 'string')
 local known = redis.call('HMGET', KEYS[1], 'epoch', 'address', 'left')
 local before = tonumber(known[1])
+if before and not (before >= 0 and before <= 9007199254740991) then before = nil end
 if before and known[3] then
   if epoch <= before then return {'stale', string.format('%.0f', before + 1)} end
 elseif before then
   if known[2] ~= address and redis.call('GET', KEYS[3]) ~= known[1] then return {'taken', known[2] or ''} end
-  if epoch < before then return {'stale', known[1]} end
+  if epoch < before then return {'stale', string.format('%.0f', before)} end
 end
 local common = redis.call('GET', KEYS[5])
 if common and common ~= layout then

@@ -13,16 +13,18 @@ Does not know requests, policies or connections.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from uuid import uuid4
 
 from contracts.clock import Clock
-from contracts.errors import DiptychError, InvalidRequest, Unavailable
+from contracts.errors import DiptychError, InternalError, InvalidRequest, Unavailable
 from contracts.worker import WorkerRef
 from observability.log import get_logger
 from registry import keys, scripts, wire
 from registry.link import RedisLink, Reply, watched
 from registry.subscription import Message, Signal, Subscription
 from router.config import RegistryConfig
+from router.upkeep import kept_up
 from router.worker_table import WorkerTable
 
 log = get_logger(__name__)
@@ -33,7 +35,7 @@ _GRUMBLE_S = 10.0
 
 
 class Lookout:
-    """Fills a table. Owns a subscription and two tasks from `start` to `close`."""
+    """Fills a table. Owns two tasks, and the subscription of one of them, from `start` to `close`."""
 
     def __init__(self, link: RedisLink, table: WorkerTable, config: RegistryConfig, clock: Clock) -> None:
         self._link = link
@@ -41,7 +43,7 @@ class Lookout:
         self._config = config
         self._clock = clock
         self._router = keys.router(uuid4().hex)
-        self._subscription: Subscription | None = None
+        self._listening: Subscription | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._look_now = asyncio.Event()
         self._grumbled_at = -_GRUMBLE_S
@@ -54,16 +56,21 @@ class Lookout:
         """What keeps the registry away, as it is now; empty while it is there."""
         if not self._problem:
             return ""
-        deaf = "" if self._subscription is None else self._subscription.problem
+        deaf = "" if self._listening is None else self._listening.problem
         return self._link.presence.problem or deaf or self._problem
 
     def start(self) -> None:
         """Begin to listen and to look. Returns at once, whether or not Redis is there."""
-        self._subscription = Subscription(self._link, (keys.ANNOUNCED, keys.LEFT), self._clock)
         self._tasks = [
-            watched("registry listener", self._listen(self._subscription), self._died),
-            watched("registry look", self._keep_looking(self._subscription), self._died),
+            self._kept_up("registry listener", self._listen),
+            self._kept_up("registry look", self._keep_looking),
         ]
+
+    def _kept_up(self, name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        def died(task: str = name) -> None:
+            self._away(f"{task} died, see the log")
+
+        return watched(name, kept_up(name, work, self._clock, died), died)
 
     async def close(self) -> None:
         """End what `start` began. Idempotent."""
@@ -71,31 +78,34 @@ class Lookout:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._subscription is not None:
-            await self._subscription.close()
 
-    async def _listen(self, subscription: Subscription) -> None:
-        async for event in subscription:
-            match event:
-                case Signal.LISTENING:
-                    self._look_now.set()
-                case Signal.DEAF:
-                    self._away(self._link.presence.problem or "the subscription broke")
-                case Message():
-                    self._take(event)
-        self._away("the subscription ended")
+    async def _listen(self) -> None:
+        subscription = self._listening = Subscription(self._link, (keys.ANNOUNCED, keys.LEFT), self._clock)
+        try:
+            async for event in subscription:
+                match event:
+                    case Signal.LISTENING:
+                        self._look_now.set()
+                    case Signal.DEAF:
+                        self._away(self._link.presence.problem or "the subscription broke")
+                    case Message():
+                        self._take(event)
+        finally:
+            await subscription.close()
+        raise InternalError("the subscription to the registry ended")
 
-    async def _keep_looking(self, subscription: Subscription) -> None:
+    async def _keep_looking(self) -> None:
         """Look now and then, and at once when listening begins; the table goes on when both a look and listening succeed."""
         while True:
             self._look_now.clear()
-            listening = subscription.listening
+            subscription = self._listening
+            listening = subscription is not None and subscription.listening
             try:
                 await self._look()
             except Unavailable as error:
                 self._away(error.message)
             else:
-                if listening and subscription.listening:
+                if listening and subscription is not None and subscription.listening:
                     self._there()
             await self._pause()
 
@@ -114,17 +124,26 @@ class Lookout:
 
     def _take_lease(self, entry: Reply) -> None:
         match entry:
-            case [bytes(worker_id), bytes(epoch), b"", int(), bytes()] if epoch.isdigit():
-                self._table.leave(WorkerRef(worker_id.decode(errors="replace"), int(epoch)))
-            case [bytes(worker_id), bytes(), bytes(word), int(left_ms), bytes(ttl_ms)] if ttl_ms.isdigit():
-                info, load = wire.word_from_bytes(word)
-                age_s = max(0, int(ttl_ms) - left_ms) / 1e3
-                if info.ref.worker_id.encode() != worker_id or left_ms < 0:
-                    raise InvalidRequest("worker_id", worker_id, "the lease is not of this worker, or has no end")
-                if age_s <= self._config.ttl_s:
-                    self._table.announce(info, load, age_s, judged=True)
+            case [bytes(name), bytes(epoch), bytes(word), int(left_ms), bytes(ttl_ms)] if len(epoch + ttl_ms) <= 40:
+                pass
             case _:
                 raise InvalidRequest("lease", repr(entry)[:80], "must be one of registry.keys")
+        worker_id = name.decode(errors="replace")
+        if not epoch.isdigit():
+            raise InvalidRequest("lease.epoch", epoch, f"must be a number, of {worker_id}")
+        ref = WorkerRef(worker_id, int(epoch))
+        if not word:
+            self._table.leave(ref)
+            return
+        if left_ms < 0 or not ttl_ms.isdigit():
+            raise InvalidRequest("lease", worker_id, "must have an end")
+        age_s = max(0, int(ttl_ms) - left_ms) / 1e3
+        if age_s > self._config.ttl_s or self._table.touch(ref, age_s):
+            return
+        info, load = wire.word_from_bytes(word)
+        if info.ref != ref:
+            raise InvalidRequest("lease", worker_id, "is not of the worker whose word it has")
+        self._table.announce(info, load, age_s, judged=True)
 
     def _take(self, message: Message) -> None:
         try:
@@ -165,6 +184,3 @@ class Lookout:
             log.info("the registry is there", workers=len(self._table.workers()))
         self._problem = ""
         self._table.resume()
-
-    def _died(self) -> None:
-        self._away("a task of this router's registry died; see the log")

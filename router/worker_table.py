@@ -24,7 +24,7 @@ Does not know how words arrive, nor how a worker is reached or chosen. Pure over
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from contracts.clock import Clock
@@ -48,6 +48,50 @@ class _Departed:
     at: float
 
 
+class _Tombstones:
+    """Lives that said farewell lately: no late word of theirs is taken."""
+
+    def __init__(self, remembered_s: float, clock: Clock) -> None:
+        self._remembered_s = remembered_s
+        self._clock = clock
+        self._departed: dict[str, _Departed] = {}
+
+    def put(self, ref: WorkerRef) -> None:
+        """This life has gone."""
+        self._departed[ref.worker_id] = _Departed(ref.epoch, self._clock.now())
+
+    def remove(self, worker_id: str) -> None:
+        """A newer life is there."""
+        self._departed.pop(worker_id, None)
+
+    def check(self, ref: WorkerRef) -> None:
+        """Raise StaleEpoch for a life that has gone, and for older ones."""
+        departed = self._departed.get(ref.worker_id)
+        if departed is not None and ref.epoch <= departed.epoch and departed.at >= self._oldest():
+            raise StaleEpoch(ref.worker_id, departed.epoch + 1, ref.epoch)
+
+    def expire(self) -> None:
+        """Forget those that are too old."""
+        oldest = self._oldest()
+        for worker_id in [w for w, departed in self._departed.items() if departed.at < oldest]:
+            del self._departed[worker_id]
+
+    def _oldest(self) -> float:
+        return self._clock.now() - self._remembered_s
+
+
+class _Standstill:
+    """A clock that stands still from `hold` to `resume`; then it is as late as the other again."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.held_at: float | None = None
+
+    def now(self) -> float:
+        """The instant at which words are judged: while held, the last one at which they could be heard."""
+        return self._clock.now() if self.held_at is None else self.held_at
+
+
 class WorkerTable:
     """One router's knowledge of the workers. Called on the event loop only."""
 
@@ -55,9 +99,9 @@ class WorkerTable:
         self._config = config
         self._model_name = model_name
         self._clock = clock
-        self._held_at: float | None = None
+        self._time = _Standstill(clock)
         self._workers: dict[str, Worker] = {}
-        self._departed: dict[str, _Departed] = {}
+        self._tombstones = _Tombstones(_TOMBSTONE_TTLS * config.ttl_s, clock)
         self._suspected_at: dict[WorkerRef, float] = {}
         self._last_known: dict[WorkerKind, float] = {}  # when a worker of the pool went away
         self._listeners: list[Callable[[Change], None]] = []
@@ -69,13 +113,15 @@ class WorkerTable:
 
         Raises StaleEpoch, LayoutMismatch, or WorkerIdTaken when another worker that is alive goes by this id.
         """
-        self.expire()
-        if not judged:
-            self._check_name(info)
-        self._check_epoch(info.ref)
-        self._check_fits(info)
-        known = self._workers.get(info.ref.worker_id)
-        heard_at = self._now() - (age_s or 0.0)
+        known = self._fresh(info.ref.worker_id)
+        if known is None or known.info != info:
+            if known is not None:
+                _check_known(known, info, judged=judged)
+            self._tombstones.check(info.ref)
+            others = (w for w in list(self._workers) if w != info.ref.worker_id)
+            other = next((fresh for w in others if (fresh := self._fresh(w)) is not None), None)
+            _check_fits(self._model_name, other, info)
+        heard_at = self._time.now() - (age_s or 0.0)
         if known is not None and known.info == info and heard_at < known.heard_at:
             return  # an older word than the last: it says nothing
         if known is not None and known.info != info:
@@ -85,10 +131,20 @@ class WorkerTable:
             self._suspected_at.pop(info.ref, None)
         self._workers[info.ref.worker_id] = Worker(info, load, heard_at, suspect)
         if known is not None and known.info != info:
-            self._tell(ChangeKind.LOST, known.info)
+            _tell(self._listeners, ChangeKind.LOST, known.info)
         if known is None or known.info != info:
-            self._departed.pop(info.ref.worker_id, None)
-            self._tell(ChangeKind.JOINED, info)
+            self._tombstones.remove(info.ref.worker_id)
+            _tell(self._listeners, ChangeKind.JOINED, info)
+
+    def touch(self, ref: WorkerRef, age_s: float) -> bool:
+        """Whether this life is known; then its word was looked up, is `age_s` old, and needs not be read."""
+        known = self._fresh(ref.worker_id)
+        if known is None or known.info.ref != ref:
+            return False
+        heard_at = self._time.now() - age_s
+        if heard_at > known.heard_at:
+            self._workers[ref.worker_id] = replace(known, heard_at=heard_at)
+        return True
 
     def leave(self, ref: WorkerRef) -> None:
         """Take a farewell; unknown or other lives are ignored."""
@@ -98,14 +154,14 @@ class WorkerTable:
 
     def workers(self, kind: WorkerKind | None = None) -> tuple[Worker, ...]:
         """All whose word is fresh, whatever their state."""
-        oldest = self._now() - self._config.ttl_s
+        oldest = self._time.now() - self._config.ttl_s
         return tuple(
             w for w in self._workers.values() if w.heard_at >= oldest and (kind is None or w.info.kind is kind)
         )
 
     def ready(self, kind: WorkerKind) -> tuple[Worker, ...]:
         """Those that take work."""
-        oldest = self._now() - self._config.quiet_s
+        oldest = self._time.now() - self._config.quiet_s
         return tuple(
             w
             for w in self.workers(kind)
@@ -130,7 +186,7 @@ class WorkerTable:
         """While held, offer a suspect again whose connection stands, if it has been one for a while; see the drawing."""
         known = self._workers.get(ref.worker_id)
         since = self._suspected_at.get(ref)
-        if self._held_at is None or known is None or since is None or self._clock.now() - since < _PROBATION_S:
+        if self._time.held_at is None or known is None or since is None or self._clock.now() - since < _PROBATION_S:
             return
         log.info("a suspect's connection stands again", worker_id=ref.worker_id, epoch=ref.epoch)
         self._workers[ref.worker_id] = replace(known, suspect=False)
@@ -138,24 +194,22 @@ class WorkerTable:
 
     def expire(self) -> None:
         """Forget those whose word is no longer fresh."""
-        now = self._now()
+        now = self._time.now()
         for worker in list(self._workers.values()):
             if worker.heard_at < now - self._config.ttl_s:
                 self._forget(worker, ChangeKind.LOST)
-        forgotten = self._clock.now() - _TOMBSTONE_TTLS * self._config.ttl_s
-        for worker_id in [w for w, departed in self._departed.items() if departed.at < forgotten]:
-            del self._departed[worker_id]
+        self._tombstones.expire()
 
     def hold(self) -> None:
         """Nobody can be heard from now on: time does not count against anybody. Idempotent."""
-        if self._held_at is None:
-            self._held_at = self._clock.now()
+        if self._time.held_at is None:
+            self._time.held_at = self._clock.now()
 
     def resume(self) -> None:
         """Words can be heard again: who was heard until `hold` has as long to speak as after a word. Idempotent."""
-        if self._held_at is None:
+        held_at, self._time.held_at = self._time.held_at, None
+        if held_at is None:
             return
-        held_at, self._held_at = self._held_at, None
         now = self._clock.now()
         for worker_id, worker in self._workers.items():
             was_quiet = worker.heard_at < held_at - self._config.quiet_s
@@ -166,30 +220,13 @@ class WorkerTable:
         """Call `listener` on the event loop for every change from now on."""
         self._listeners.append(listener)
 
-    def _now(self) -> float:
-        """The instant at which words are judged: while held, the last one at which they could be heard."""
-        return self._clock.now() if self._held_at is None else self._held_at
-
-    def _check_name(self, info: WorkerInfo) -> None:
-        """A restart where it was, or elsewhere after the old life fell silent, takes the name over; a living namesake does not."""
-        known = self._workers.get(info.ref.worker_id)
-        if known is not None and known.info.address != info.address and not known.suspect:
-            raise WorkerIdTaken(info.ref.worker_id, known.info.address, info.address)
-
-    def _check_epoch(self, ref: WorkerRef) -> None:
-        known = self._workers.get(ref.worker_id)
-        if known is not None and ref.epoch < known.info.ref.epoch:
-            raise StaleEpoch(ref.worker_id, known.info.ref.epoch, ref.epoch)
-        departed = self._departed.get(ref.worker_id)
-        if departed is not None and ref.epoch <= departed.epoch:
-            raise StaleEpoch(ref.worker_id, departed.epoch + 1, ref.epoch)
-
-    def _check_fits(self, info: WorkerInfo) -> None:
-        if info.model_name != self._model_name:
-            raise LayoutMismatch("model_name", self._model_name, info.model_name)
-        for other in self._workers.values():
-            if other.info.ref.worker_id != info.ref.worker_id:
-                check_same_layout(other.info.layout, info.layout)
+    def _fresh(self, worker_id: str) -> Worker | None:
+        """That worker, forgotten if its word is no longer fresh."""
+        known = self._workers.get(worker_id)
+        if known is not None and known.heard_at < self._time.now() - self._config.ttl_s:
+            self._forget(known, ChangeKind.LOST)
+            return None
+        return known
 
     def _forget(self, worker: Worker, kind: ChangeKind) -> None:
         ref = worker.info.ref
@@ -197,16 +234,34 @@ class WorkerTable:
         self._suspected_at.pop(ref, None)
         self._last_known[worker.info.kind] = self._clock.now()
         if kind is ChangeKind.LEFT:
-            self._departed[ref.worker_id] = _Departed(ref.epoch, self._clock.now())
-        self._tell(kind, worker.info)
+            self._tombstones.put(ref)
+        _tell(self._listeners, kind, worker.info)
 
-    def _tell(self, kind: ChangeKind, info: WorkerInfo) -> None:
-        log.info(
-            f"worker {kind}",
-            worker_id=info.ref.worker_id,
-            epoch=info.ref.epoch,
-            pool=info.kind.value,
-            address=info.address,
-        )
-        for listener in self._listeners:
-            listener(Change(kind, info))
+
+def _check_known(known: Worker, info: WorkerInfo, *, judged: bool) -> None:
+    """A restart where it was, or elsewhere after the old life fell silent, takes the name over; a living namesake does not."""
+    ref = info.ref
+    if not judged and known.info.address != info.address and not known.suspect:
+        raise WorkerIdTaken(ref.worker_id, known.info.address, info.address)
+    if ref.epoch < known.info.ref.epoch:
+        raise StaleEpoch(ref.worker_id, known.info.ref.epoch, ref.epoch)
+
+
+def _check_fits(model_name: str, other: Worker | None, info: WorkerInfo) -> None:
+    """All serve one model, in the layout that any `other` has."""
+    if info.model_name != model_name:
+        raise LayoutMismatch("model_name", model_name, info.model_name)
+    if other is not None:
+        check_same_layout(other.info.layout, info.layout)
+
+
+def _tell(listeners: Sequence[Callable[[Change], None]], kind: ChangeKind, info: WorkerInfo) -> None:
+    log.info(
+        f"worker {kind}",
+        worker_id=info.ref.worker_id,
+        epoch=info.ref.epoch,
+        pool=info.kind.value,
+        address=info.address,
+    )
+    for listener in listeners:
+        listener(Change(kind, info))
