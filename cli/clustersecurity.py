@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cli.authority import CA_FILE, CERT_FILE, KEY_FILE, Authority, Period, write_identity
 from cli.ports import WILDCARDS, KeptPort
 from contracts.errors import ConfigError
+from rpc.authority import CA_FILE, CERT_FILE, KEY_FILE, Authority, Period, write_identity
 from rpc.secret_file import write_new_secret
 from rpc.tls import TlsConfig
 

@@ -4,7 +4,7 @@ import datetime
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cli.authority import CA_FILE, CERT_FILE, KEY_FILE, Authority, Period, write_identity
+from rpc.authority import CA_FILE, CERT_FILE, KEY_FILE, Authority, Period, write_identity
 from rpc.tls import TlsConfig
 
 DAY = Period.of_days(1)

@@ -8,7 +8,6 @@ import grpc
 import pytest
 import redis
 
-from cli.authority import CA_FILE, CERT_FILE, KEY_FILE
 from contracts.clock import MonotonicClock
 from contracts.pb.diptych.v1 import decode_pb2_grpc
 from contracts.worker import WorkerKind
@@ -17,6 +16,7 @@ from registry.client import RedisRegistryClient, begin_life
 from registry.config import LeaseConfig, RedisConfig, parse_redis_url
 from registry.link import RedisLink
 from router.config import RegistryConfig
+from rpc.authority import CA_FILE, CERT_FILE, KEY_FILE
 from tests.identities import Identities
 from tests.integration.router_harness import MODEL, router_config, running_router
 from tests.integration.scripted_workers import ScriptedDecode

@@ -11,9 +11,9 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from cli.authority import CA_FILE, CERT_FILE, KEY_FILE
 from contracts.pb.diptych.v1 import inference_pb2 as pb
 from contracts.pb.diptych.v1 import inference_pb2_grpc, types_pb2
+from rpc.authority import CA_FILE, CERT_FILE, KEY_FILE
 from tests.integration.test_up import ROOT, STOP_S, up
 
 SAMPLING = types_pb2.SamplingParams(max_tokens=24, seed=7, temperature=0.8)

@@ -8,8 +8,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 
-from cli.authority import CERT_FILE, KEY_FILE
 from contracts.errors import ConfigError
+from rpc.authority import CERT_FILE, KEY_FILE
 from rpc.server import RpcServer, ServerConfig
 from rpc.tls import TlsConfig, TlsFiles
 from rpc.tls_context import client_context, server_context
