@@ -32,6 +32,11 @@ class Ledger:
             self._backlogs[ref] = Backlog()
         return self._backlogs[ref]
 
+    @property
+    def holding(self) -> tuple[WorkerRef, ...]:
+        """Workers that have something of ours."""
+        return tuple(ref for ref, backlog in self._backlogs.items() if not backlog.empty)
+
     def drag(self, decode: WorkerRef) -> Drag:
         """Of that decode worker."""
         self.backlog(decode)

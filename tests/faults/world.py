@@ -180,6 +180,7 @@ class World:
         advisor = Advisor(
             ways, clock, announced(self.registry), prompts.cached_tokens, DecisionMetrics(self.metrics.registry)
         )
+        self.ledger = advisor.ledger
         flow = Flow(means, self.metrics, advisor)
         gate = Gate(self.admission, RateLimits(LimitsConfig(), LocalBuckets(clock)))
         self.service = Inference(
@@ -339,6 +340,7 @@ class World:
                 left.append(f"router: {peer.tally.num_inflight} claims or what they counted, on {ref}")
             if peer.session._inboxes:
                 left.append(f"router: session to {ref} carries {list(peer.session._inboxes)}")
+        left += [f"router: believes that {ref} has something" for ref in self.ledger.holding]
         return left
 
     def _unfinished(self) -> bool:
