@@ -48,7 +48,9 @@ class Gate:
     async def enter(self, ask: Ask, deadline: float) -> AsyncIterator[Entry]:
         """Be inside for the block. Raises RateLimited, Overloaded, Unavailable and DeadlineExceeded."""
         tokens = self._estimator.tokens(ask)
-        demand = Demand(deadline=deadline, caller=ask.caller, priority=ask.priority, num_answers=ask.num_answers, tokens=tokens)
+        demand = Demand(
+            deadline=deadline, caller=ask.caller, priority=ask.priority, num_answers=ask.num_answers, tokens=tokens
+        )
         async with self._limits.use(ask.caller, tokens) as use, self._admission.permit(demand) as permit:
             entry = Entry(use.quota)
             try:
