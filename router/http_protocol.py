@@ -25,7 +25,7 @@ _HEAD_END = b"\r\n\r\n"
 _UPGRADE = re.compile(rb"(?<=\r\n)upgrade(?=:)", re.IGNORECASE)
 
 
-class HttpProtocol(HttpToolsProtocol):
+class BoundedHttp(HttpToolsProtocol):
     """One connection: between requests ─▶ in a head, whose bytes are counted ─▶ in a body ─▶ between requests."""
 
     _head_bytes: int | None = None  # of the head that has begun, None outside of one

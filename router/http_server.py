@@ -24,7 +24,7 @@ from contracts.errors import ConfigError
 from observability.log import get_logger
 from router.config import HttpConfig
 from router.http_guests import Guests
-from router.http_protocol import HttpProtocol
+from router.http_protocol import BoundedHttp
 from rpc.server import join_address
 from rpc.tls import TlsFiles
 from rpc.tls_context import server_context
@@ -112,7 +112,7 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-class _Connection(HttpProtocol):
+class _Connection(BoundedHttp):
     """One connection, cut when its client does not go on. uvicorn itself only watches connections between requests."""
 
     stall_s: float
