@@ -14,6 +14,7 @@
     proofs       what it costs that processes prove that they know the cluster's secret
     simulate     what each policy does to recorded loads, in virtual time
     index        what the router pays to know who has a prompt's prefix
+    decision     one pool or two: the router's choice against always and never
 
 Does not measure anything itself.
 """

@@ -40,6 +40,44 @@ class _Expectation:
     names: Sequence[int]
 
 
+class _Table:
+    """Blocks' short names, and the bits of the workers that have them."""
+
+    def __init__(self) -> None:
+        self._holders: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def put(self, bit: int, names: Iterable[int]) -> None:
+        """This worker has these."""
+        holders = self._holders
+        for name in names:
+            holders[name] = holders.get(name, 0) | bit
+
+    def take_off(self, bit: int, names: Iterable[int]) -> None:
+        """It has not any more; each must be here."""
+        holders = self._holders
+        for name in names:
+            left = holders[name] & ~bit
+            if left:
+                holders[name] = left
+            else:
+                del holders[name]
+
+    def prefixes(self, names: Sequence[int]) -> list[tuple[int, int]]:
+        """Bits of workers, and how many of the first names they have: the shortest prefixes first, none of no name."""
+        holders, ends = self._holders, []
+        having, num_blocks = holders.get(names[0], 0), 1
+        while having and num_blocks < len(names):
+            still = having & holders.get(names[num_blocks], 0)
+            if still != having:
+                ends.append((having ^ still, num_blocks))
+                having = still
+            num_blocks += 1
+        return [*ends, (having, num_blocks)]
+
+
 class PrefixIndex:
     """Owns the table."""
 
@@ -48,32 +86,26 @@ class PrefixIndex:
         self.layout: KVLayout | None = None  # of the workers' KV memory, as the last that joined has it
         self._clock = clock
         self._expect_s = expect_s
-        self._holders: dict[int, int] = {}
+        self._table = _Table()
         self._shelves: dict[WorkerRef, _Shelf] = {}
         self._by_bit: dict[int, _Shelf] = {}
         self._expectations: deque[_Expectation] = deque()
         self._num_expectations = 0
+        self._answer: tuple[Sequence[bytes], Mapping[WorkerRef, int]] | None = None  # the last, until anything changes
 
     def cached_tokens(self, ref: WorkerRef, block_hashes: Sequence[bytes]) -> int:
         """How many leading tokens of the prompt with these block hashes this worker has; 0 for one that is not known."""
         return self.match(block_hashes).get(ref, 0)
 
     def match(self, block_hashes: Sequence[bytes]) -> Mapping[WorkerRef, int]:
-        """The same of every worker that has any of them."""
+        """The same of every worker that has any of them. Asking again for the same prompt (the same object) costs nothing: both
+        policies and the cost model do, before anything else happens.
+        """
         self._expire()
-        found: dict[WorkerRef, int] = {}
-        if not block_hashes:
-            return found
-        names = short_names(block_hashes)
-        holders = self._holders
-        having, num_blocks = holders.get(names[0], 0), 1
-        while having and num_blocks < len(names):
-            still = having & holders.get(names[num_blocks], 0)
-            if still != having:
-                self._note(found, having ^ still, num_blocks)
-                having = still
-            num_blocks += 1
-        self._note(found, having, num_blocks)
+        if self._answer is not None and self._answer[0] is block_hashes:
+            return self._answer[1]
+        found = self._match(block_hashes) if block_hashes else {}
+        self._answer = block_hashes, found
         return found
 
     @property
@@ -84,7 +116,7 @@ class PrefixIndex:
     @property
     def num_names(self) -> int:
         """Blocks that are in the table, told of or expected; one that several workers have counts once."""
-        return len(self._holders)
+        return len(self._table)
 
     def names(self, ref: WorkerRef) -> frozenset[int]:
         """The short names of the blocks that this worker has told of."""
@@ -110,8 +142,9 @@ class PrefixIndex:
     def forget(self, ref: WorkerRef) -> None:
         """That life is over, and what it had is gone. Idempotent."""
         shelf = self._shelves.pop(ref, None)
+        self._answer = None
         if shelf is not None:
-            self._take_off(shelf, shelf.known | shelf.expected.keys())
+            self._table.take_off(shelf.bit, shelf.known | shelf.expected.keys())
             del self._by_bit[shelf.bit]
 
     def replace(self, ref: WorkerRef, names: Iterable[int]) -> None:
@@ -120,7 +153,7 @@ class PrefixIndex:
         if shelf is None:
             return
         old, shelf.known = shelf.known, set()
-        self._take_off(shelf, old - shelf.expected.keys())
+        self._table.take_off(shelf.bit, old - shelf.expected.keys())
         self.stored(ref, names)
 
     def stored(self, ref: WorkerRef, names: Iterable[int]) -> None:
@@ -128,12 +161,11 @@ class PrefixIndex:
         shelf = self._shelves.get(ref)
         if shelf is None:
             return
-        known, holders, bit = shelf.known, self._holders, shelf.bit
-        for name in names:
-            if len(known) >= shelf.capacity:
-                break
-            known.add(name)
-            holders[name] = holders.get(name, 0) | bit
+        self._answer = None
+        room = shelf.capacity - len(shelf.known)
+        new = [name for name in names if name not in shelf.known][:room]
+        shelf.known.update(new)
+        self._table.put(shelf.bit, new)
 
     def removed(self, ref: WorkerRef, names: Iterable[int]) -> None:
         """It has not any more; not even if it was expected to."""
@@ -144,7 +176,8 @@ class PrefixIndex:
         shelf.known.difference_update(gone)
         for name in gone:
             shelf.expected.pop(name, None)
-        self._take_off(shelf, gone)
+        self._answer = None
+        self._table.take_off(shelf.bit, gone)
 
     def expect(self, ref: WorkerRef, block_hashes: Sequence[bytes]) -> None:
         """A prompt of these blocks is on its way there: whoever comes next with the same prefix finds it.
@@ -155,12 +188,12 @@ class PrefixIndex:
         shelf = self._shelves.get(ref)
         if shelf is None or not block_hashes or not self._expect_s or len(shelf.expected) > shelf.capacity:
             return
+        self._answer = None
         names = short_names(block_hashes)[: shelf.capacity]
         self._num_expectations += 1
-        number, holders, bit = self._num_expectations, self._holders, shelf.bit
-        for name in names:
-            shelf.expected[name] = number
-            holders[name] = holders.get(name, 0) | bit
+        number = self._num_expectations
+        shelf.expected.update(dict.fromkeys(names, number))
+        self._table.put(shelf.bit, names)
         self._expectations.append(_Expectation(ref, number, self._clock.now() + self._expect_s, names))
 
     def _expire(self) -> None:
@@ -173,20 +206,15 @@ class PrefixIndex:
             gone = [name for name in over.names if shelf.expected.get(name) == over.number]
             for name in gone:
                 del shelf.expected[name]
-            self._take_off(shelf, [name for name in gone if name not in shelf.known])
+            self._answer = None
+            self._table.take_off(shelf.bit, [name for name in gone if name not in shelf.known])
 
-    def _note(self, found: dict[WorkerRef, int], bits: int, num_blocks: int) -> None:
-        while bits:
-            bit = bits & -bits
-            bits ^= bit
-            shelf = self._by_bit[bit]
-            found[shelf.ref] = num_blocks * shelf.block_size
-
-    def _take_off(self, shelf: _Shelf, names: Iterable[int]) -> None:
-        holders, bit = self._holders, shelf.bit
-        for name in names:
-            left = holders[name] & ~bit
-            if left:
-                holders[name] = left
-            else:
-                del holders[name]
+    def _match(self, block_hashes: Sequence[bytes]) -> dict[WorkerRef, int]:
+        found: dict[WorkerRef, int] = {}
+        for bits, num_blocks in self._table.prefixes(short_names(block_hashes)):
+            while bits:
+                bit = bits & -bits
+                bits ^= bit
+                shelf = self._by_bit[bit]
+                found[shelf.ref] = num_blocks * shelf.block_size
+        return found
