@@ -191,11 +191,9 @@ class Pools:
     def _add(self, info: WorkerInfo) -> None:
         channel = self._opener(info.address, self._config)
         watch = asyncio.ensure_future(watch_connection(channel, lambda: self.suspect(info.ref)))
-        session = DecodeSession(info, channel, self._config.connect_timeout_s, self._on_session_lost, self._turns)
+        timeout_s, turns = self._config.connect_timeout_s, self._turns
+        session = DecodeSession(info, channel, timeout_s, lambda lost: self.suspect(lost.ref), turns)
         self._peers[info.ref] = _Peer(info, channel, watch, session, Tally(info))
-
-    def _on_session_lost(self, info: WorkerInfo) -> None:
-        self._registry.suspect(info.ref)
 
     def _drop(self, ref: WorkerRef, reason: str) -> None:
         peer = self._peers.pop(ref, None)

@@ -178,3 +178,26 @@ def test_workers_that_are_too_small_for_a_request_are_no_candidates():
     assert offered.has_other(WorkerKind, books)
     books.avoid.update((WorkerRef("p1", 1), WorkerRef("d1", 1)))
     assert not offered.has_other(WorkerKind, books), "the small ones are no help"
+
+
+def doubted(by, *worker_ids):
+    """Their breakers are open."""
+    pools = by._pools._pools
+    for kind, candidates in pools.items():
+        pools[kind] = tuple(replace(c, doubtful=c.info.ref.worker_id in worker_ids) for c in candidates)
+    return by
+
+
+def test_a_worker_whose_breaker_is_open_is_taken_only_where_there_is_no_other():
+    books = progress()
+    assert pairs(doubted(chooser(2, 2), "p0", "d1"), books) == {"p1d0"}
+    assert {doubted(chooser(0, 2), "d0").decode(books).ref.worker_id for _ in range(4)} == {"d1"}
+    assert {doubted(chooser(0, 1), "d0").decode(books).ref.worker_id for _ in range(4)} == {"d0"}
+    assert doubted(chooser(1, 2), "d0").decode_for(WorkerRef("p0", 1), books).ref.worker_id == "d1"
+    assert doubted(chooser(1, 1), "d0").decode_for(WorkerRef("p0", 1), books).ref.worker_id == "d0"
+    assert pairs(doubted(chooser(1, 2), "d0", "d1"), books) == {"p0d0", "p0d1"}
+
+
+def test_a_prefill_pool_of_open_breakers_is_used_only_by_who_insists():
+    assert pairs(doubted(chooser(2, 1), "p0", "p1"), progress()) == {None}, "a decode worker alone is better"
+    assert pairs(doubted(chooser(2, 1), "p0", "p1"), progress(), forced=True) == {"p0d0", "p1d0"}
