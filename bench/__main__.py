@@ -12,6 +12,7 @@
     registry     what a registry in Redis costs, and how soon a worker is known
     overload     goodput when up to three times more is asked than there is
     proofs       what it costs that processes prove that they know the cluster's secret
+    security     what API keys and TLS cost
     simulate     what each policy does to recorded loads, in virtual time
     index        what the router pays to know who has a prompt's prefix
     decision     one pool or two: the router's choice against always and never
@@ -47,6 +48,7 @@ from bench.registry import RegistryBenchConfig, run_registry
 from bench.report import Record, Report, joined, markdown, write
 from bench.router import PARTS, RouterBenchConfig, run_router
 from bench.router_load import router_client_main
+from bench.security import SecurityBenchConfig, run_security
 from bench.simulate import run_simulate
 from bench.streams import StreamsBenchConfig, run_streams
 from bench.transfer import TransferBenchConfig, run_transfer
@@ -170,6 +172,12 @@ def measure_proofs(options: Options, say: Say) -> Report:
     return run_proofs(replace(config, rounds=options.rounds or config.rounds), say)
 
 
+def measure_security(options: Options, say: Say) -> Report:
+    """Half a minute."""
+    config = SecurityBenchConfig()
+    return run_security(replace(config, rounds=options.rounds or config.rounds), say)
+
+
 def measure_overload(options: Options, say: Say) -> Report:
     """Ten minutes; --quick two."""
     config = OverloadBenchConfig()
@@ -211,6 +219,7 @@ MEASUREMENTS: dict[str, Callable[[Options, Say], Report]] = {
     "decision": measure_decision,
     "registry": measure_registry,
     "proofs": measure_proofs,
+    "security": measure_security,
     "simulate": measure_simulate,
     "index": measure_index,
     "overload": measure_overload,
