@@ -44,8 +44,7 @@ class Demand:
     @property
     def class_(self) -> int:
         """Its priority, no better than its caller's best."""
-        best = self.caller.best_priority
-        return self.priority if best is None else max(self.priority, best)
+        return self.caller.allowed(self.priority)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,5 +22,9 @@ class Caller:
     requests_per_minute: int | None = None
     best_priority: int | None = None
 
+    def allowed(self, priority: int) -> int:
+        """A priority that was asked for, or the best that this caller may have."""
+        return priority if self.best_priority is None else max(priority, self.best_priority)
+
 
 ANYBODY = Caller(name="")

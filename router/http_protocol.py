@@ -75,7 +75,8 @@ class BoundedHttp(HttpToolsProtocol):
         body = error_body(message, kind, None, status.phrase.lower().replace(" ", "_"))
         head = (
             f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n"
         )
+        head += "retry-after: 1\r\n\r\n" if kind == "server_error" else "\r\n"
         self.transport.write(head.encode() + body)
         self.transport.close()

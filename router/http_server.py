@@ -124,7 +124,7 @@ class _Connection(BoundedHttp):
         """asyncio's: a client has connected and owes a request."""
         super().connection_made(transport)
         if self.guests.come(self):
-            self._arriving = self._timer("its request does not arrive")
+            self._await_request()
         else:
             self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, "as many connections as this server takes are being served")
 
@@ -141,13 +141,13 @@ class _Connection(BoundedHttp):
         super().data_received(data)
         between = self.cycle is None or self.cycle.response_complete
         if between and self._arriving is None and self.timeout_keep_alive_task is None:
-            self._arriving = self._timer("its request does not arrive")
+            self._await_request()
 
     def on_message_begin(self) -> None:
         """The parser's: the first byte of a request."""
         super().on_message_begin()
         if self._arriving is None:
-            self._arriving = self._timer("its request does not arrive")
+            self._await_request()
 
     def on_message_complete(self) -> None:
         """The parser's: the last byte of a request."""
@@ -172,7 +172,7 @@ class _Connection(BoundedHttp):
         """asyncio's: the client reads slower than we write."""
         super().pause_writing()
         if self._unread is None:
-            self._unread = self._timer("it does not read its answer")
+            self._unread = self.loop.call_later(self.stall_s, self._cut, "it does not read its answer")
 
     def resume_writing(self) -> None:
         """asyncio's: it has caught up."""
@@ -181,8 +181,14 @@ class _Connection(BoundedHttp):
             self._unread = None
         super().resume_writing()
 
-    def _timer(self, why: str) -> asyncio.TimerHandle:
-        return self.loop.call_later(self.stall_s, self._cut, why)
+    def _await_request(self) -> None:
+        self._arriving = self.loop.call_later(self.stall_s, self._overdue)
+
+    def _overdue(self) -> None:
+        if self.flow.read_paused:  # it is we who do not read: a request before this one is being served
+            self._await_request()
+        else:
+            self._cut("its request does not arrive")
 
     def _cut(self, why: str) -> None:
         log.info("connection cut", client=str(self.client), reason=why, stall_s=self.stall_s)

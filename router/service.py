@@ -168,7 +168,7 @@ class Inference:
             sampling=sampling,
             deadline=deadline,
             route=ask.route,
-            priority=ask.priority,
+            priority=ask.caller.allowed(ask.priority),
             session=ask.session_key,
             traceparent=ask.traceparent,
         )

@@ -148,3 +148,26 @@ def test_a_client_whose_host_vanished_is_noticed_within_the_limit() -> None:
         )
     assert idle + interval * count == 60, "while nothing is sent"
     assert unacknowledged_ms == 60_000, "while something is"
+
+
+async def test_a_request_that_we_do_not_read_is_not_taken_for_one_that_does_not_come():
+    """Behind one that is still being served, in the same connection, half of it on the way."""
+    hold, served = asyncio.Event(), []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        served.append(scope["path"])
+        await hold.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async with serving(app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        second = REQUEST.replace(b"/", b"/second", 1)
+        writer.write(REQUEST + second[:-2])
+        await asyncio.sleep(2.5 * STALL_S)
+        hold.set()
+        writer.write(second[-2:])
+        for _ in range(2):
+            assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+    assert served == ["/", "/second"]
