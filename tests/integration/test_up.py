@@ -11,9 +11,12 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import grpc
 import httpx
 import psutil
 import pytest
+
+from contracts.pb.diptych.v1 import handoff_pb2, prefill_pb2, registry_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = str(ROOT / "tests" / "fixtures" / "tiny-austen")
@@ -97,6 +100,23 @@ def assert_free(address):
         probe.listen()
 
 
+def assert_only_the_cluster_may_speak(addresses):
+    """A process of this machine that does not know the secret which `up` made may neither hand over nor announce."""
+    said = {
+        "decode-0": ("Handoff/Reserve", handoff_pb2.ReserveRequest(handoff_id="evil", num_tokens=1)),
+        "prefill-0": ("Prefill/Run", prefill_pb2.PrefillCommand()),
+        "router": ("Registry/Announce", registry_pb2.AnnounceRequest()),
+    }
+    for name, (method, message) in said.items():
+        with grpc.insecure_channel(addresses[name], options=[("grpc.enable_http_proxy", 0)]) as channel:
+            streams = method == "Prefill/Run"
+            call = (channel.stream_stream if streams else channel.unary_unary)(f"/diptych.v1.{method}")
+            body = message.SerializeToString()
+            with pytest.raises(grpc.RpcError) as caught:
+                list(call(iter([body]) if streams else body, timeout=20))
+            assert "--cluster-secret-file" in caught.value.details(), name
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_answers_and_a_signal_leaves_nothing(tmp_path, number):
     before = shm_entries()
@@ -105,6 +125,7 @@ def test_it_answers_and_a_signal_leaves_nothing(tmp_path, number):
         assert [p["state"] for p in facts["processes"]] == ["ready"] * 3
         assert cluster.complete() == cluster.complete()
         assert len(cluster.children) == 3
+        assert_only_the_cluster_may_speak({p["name"]: p["address"] for p in facts["processes"]})
         cluster.process.send_signal(number)
         assert cluster.process.wait(STOP_S) == 0, cluster.log.read_text()
         assert not [child for child in cluster.children if child.is_running()]
@@ -117,7 +138,9 @@ def test_it_answers_and_a_signal_leaves_nothing(tmp_path, number):
             for state in ("starting", "ready", "stopped"):
                 assert re.search(rf"^{name} +{state} ", shown, re.M), shown
         assert "Traceback" not in shown
-        assert "WARNING" not in shown
+        warnings = [line for line in shown.splitlines() if "WARNING" in line]
+        assert len(warnings) == 3, shown
+        assert all("a call was refused" in line and "proves nothing" in line for line in warnings), shown
 
 
 @pytest.mark.parametrize("name", ["prefill-0", "decode-0", "router"])
