@@ -39,6 +39,27 @@ REFUSED = [
     (f"/v1/{MARKER}", {}),
 ]
 
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": json.dumps({"q": MARKER})}}
+TOOL = {"type": "function", "function": {"name": MARKER, "description": MARKER, "parameters": {"type": "object"}}}
+TALK = [
+    {"role": "system", "content": MARKER},
+    {"role": "user", "content": MARKER},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c1", "content": MARKER},
+]
+# Answered or refused, as the model's template has it.
+EITHER = [
+    ("/v1/chat/completions", {"messages": TALK, "max_tokens": 4}),
+    ("/v1/chat/completions", {"messages": TALK, "max_tokens": 4, "tools": [TOOL], "stream": True}),
+    (
+        "/v1/chat/completions",
+        {"messages": TALK[:2], "max_tokens": 4, "chat_template": "{{ raise_exception('" + MARKER + "') }}"},
+    ),
+    ("/v1/chat/completions", {"messages": TALK[:2], "max_tokens": 4, "chat_template_kwargs": {MARKER: MARKER}}),
+    ("/tokenize", {"prompt": MARKER}),
+    ("/detokenize", {"tokens": IDS}),
+]
+
 
 def ask_badly(http: httpx.Client) -> None:
     for path, body in REFUSED:
