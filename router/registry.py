@@ -83,8 +83,8 @@ class OpenRegistry(Registry, Protocol):
     async def announce(self, info: WorkerInfo, load: WorkerLoad) -> float:
         """Take a sign of life; return for how many seconds it is believed.
 
-        Raises StaleEpoch, LayoutMismatch, WorkerIdTaken when another worker that is alive goes by this id, or Unavailable when
-        the registry is away.
+        Raises StaleEpoch, LayoutMismatch, WorkerIdTaken when another worker that is alive goes by this id, Overloaded when
+        there are too many, or Unavailable when the registry is away.
         """
         ...
 

@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from contracts.clock import Clock
-from contracts.errors import LayoutMismatch, StaleEpoch, WorkerIdTaken
+from contracts.errors import LayoutMismatch, Overloaded, StaleEpoch, WorkerIdTaken
 from contracts.kv_layout import check_same_layout
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef, WorkerState
 from observability.log import get_logger
@@ -40,6 +40,8 @@ log = get_logger(__name__)
 # longer than a living worker whose farewell was forged should be kept out.
 _TOMBSTONE_TTLS = 2
 _PROBATION_S = 1.0
+# Each has a connection. Far more than one router can drive; what lies about more of them shall not take its sockets.
+MAX_WORKERS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +113,12 @@ class WorkerTable:
 
         `judged`: the registry itself has said whose the id is.
 
-        Raises StaleEpoch, LayoutMismatch, or WorkerIdTaken when another worker that is alive goes by this id.
+        Raises StaleEpoch, LayoutMismatch, WorkerIdTaken when another worker that is alive goes by this id, or Overloaded when
+        there are too many.
         """
         known = self._fresh(info.ref.worker_id)
+        if known is None and len(self._workers) >= MAX_WORKERS:
+            raise Overloaded(f"{MAX_WORKERS} workers are known, and no more than that", self._config.ttl_s)
         if known is None or known.info != info:
             if known is not None:
                 _check_known(known, info, judged=judged)

@@ -60,6 +60,14 @@ def _file_option(flag: str, text: str) -> Callable[[Decorated], Decorated]:
     return option(flag, section=SECTION, type=_FILE, metavar="FILE.pem", help=text)
 
 
+secret_option = option(
+    SECRET_FLAG,
+    section=SECTION,
+    type=_FILE,
+    metavar="FILE",
+    help="Secret that all processes of the cluster share, at least 16 bytes. Calls between them, hand-offs and KV transfers "
+    "must prove that both sides know it; without it whoever reaches a port is believed.",
+)
 TLS_OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
     _file_option(
         "--tls-cert",
@@ -83,14 +91,7 @@ TLS_OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
         metavar="NAME",
         help="Name that must stand in the certificate of who is reached. [default: the host of its address]",
     ),
-    option(
-        SECRET_FLAG,
-        section=SECTION,
-        type=_FILE,
-        metavar="FILE",
-        help="Secret that all processes of the cluster share, at least 16 bytes. Calls between them, hand-offs and KV transfers "
-        "must prove that both sides know it; without it whoever reaches a port is believed.",
-    ),
+    secret_option,
 )
 KEY_OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
     option(
@@ -142,6 +143,14 @@ def cluster_secret(given: TlsFlags) -> ClusterSecret | None:
     return None if path is None else read_secret(path, SECRET_FLAG)
 
 
+def check_secret(path: Path | None) -> Path | None:
+    """The file for processes that are started elsewhere. Raises ConfigError for one that is of no use."""
+    if path is None:
+        return None
+    read_secret(path, SECRET_FLAG)
+    return path.absolute()
+
+
 @dataclass(frozen=True, slots=True)
 class Doors:
     """What a router's doors show and ask for."""
@@ -179,7 +188,9 @@ def _check(given: DoorFlags) -> None:
         if given["tls_user_ca"] is not None and given["tls_client_ca"] is not None:
             raise ConfigError(f"--tls-user-ca, --tls-client-ca: {shared_with}")
         if given["api_keys"] is not None and given["tls_client_ca"] is None and given["cluster_secret_file"] is None:
-            raise ConfigError(f"--api-keys: {shared_with}, or have them prove who they are: --tls-client-ca, {SECRET_FLAG}")
+            raise ConfigError(
+                f"--api-keys: {shared_with}, or have them prove who they are: --tls-client-ca, {SECRET_FLAG}"
+            )
 
 
 def _users_tls(given: DoorFlags) -> TlsConfig | None:

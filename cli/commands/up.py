@@ -21,7 +21,7 @@ from cli.clustersecurity import SecurityOptions, cluster_security
 from cli.commands import flags
 from cli.commands.admissionflags import ADMISSION_OPTIONS, AdmissionFlags, admission_config, limits_config
 from cli.commands.chatflags import CHAT_OPTIONS, ChatFlags, chat_config
-from cli.commands.doorflags import KEY_OPTIONS, SECTION, KeyFlags
+from cli.commands.doorflags import KEY_OPTIONS, SECTION, KeyFlags, check_secret, secret_option
 from cli.commands.policyflags import POLICY_OPTIONS, PolicyFlags, policy_config
 from cli.commands.registryflags import REGISTRY_OPTIONS, RegistryFlags, redis_config
 from cli.commands.wayflags import WAY_OPTIONS, WayFlags, disaggregation_config
@@ -66,6 +66,7 @@ class UpFlags(AdmissionFlags, ChatFlags, KeyFlags, PolicyFlags, RegistryFlags, W
     start_timeout: float
     tls: bool
     tls_dir: Path | None
+    cluster_secret_file: Path | None
     ready_file: Path | None
     plain: bool
     log_level: str
@@ -112,6 +113,7 @@ OPTIONS = (
     flags.http_port_option,
     flags.grpc_port_option("gRPC API; 0 takes a free port."),
     *KEY_OPTIONS,
+    secret_option,
     option(
         "--tls",
         section=SECTION,
@@ -283,7 +285,8 @@ def up(**given: Unpack[UpFlags]) -> None:
         tls_dir=given["tls_dir"],
     )
     with wanted as security:
-        config = cluster_config(given, model_dir, replace(security, log_prompts=given["log_prompts"]))
+        secret = check_secret(given["cluster_secret_file"]) or security.secret
+        config = cluster_config(given, model_dir, replace(security, log_prompts=given["log_prompts"], secret=secret))
         configure_logging("up", config.log_level)
         with make_display(plain=given["plain"]) as display:
             asyncio.run(run_cluster(config, Announcer(display, ready_file)))

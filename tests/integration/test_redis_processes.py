@@ -36,6 +36,7 @@ def another_router(redis, tmp_path):
     file = tmp_path / "password"
     file.write_text(PASSWORD + "\n")
     line = [sys.executable, "-m", "cli", "router", "--model", TINY, "--http-port", str(port), "--grpc-port", "0"]
+    line += ["--cluster-secret-file", str(tmp_path / "secret")]
     line += ["--registry", redis.url, "--registry-password-file", str(file), "--canary-interval", "0"]
     log = tmp_path / "router.log"
     with log.open("w") as stream:
@@ -72,9 +73,13 @@ def answer(url):
 
 
 def test_two_routers_and_their_workers_go_on_while_redis_is_killed_and_find_each_other_again(guarded_redis, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef0123456789abcdef")
     url = guarded_redis.url.replace("//", f"//:{PASSWORD}@")
     with (
-        up(tmp_path, "--registry", url, "--decode", "2", "--log-level", "info") as cluster,
+        up(
+            tmp_path, "--registry", url, "--decode", "2", "--log-level", "info", "--cluster-secret-file", str(secret)
+        ) as cluster,
         another_router(guarded_redis, tmp_path) as (other, log),
     ):
         routers = (cluster.facts["http"], other)
@@ -86,13 +91,14 @@ def test_two_routers_and_their_workers_go_on_while_redis_is_killed_and_find_each
             assert PASSWORD not in " ".join(psutil.Process(child.pid).cmdline())
 
         guarded_redis.kill()
+        began = time.monotonic()
         for router in routers:
             has(router, "away", 1, 2)
         os.kill(cluster.pid_of("decode-0"), signal.SIGKILL)
         for router in routers:
             has(router, "away", 1, 1)
             assert answer(router) == text
-        time.sleep(6)  # longer than any word is believed
+        time.sleep(max(0.0, began + 6 - time.monotonic()))  # longer than any word is believed
         for router in routers:
             has(router, "away", 1, 1)
             assert answer(router) == text

@@ -1,16 +1,17 @@
 """The table of workers where a registry holds it: silence means nothing then, and what was known stays known."""
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 
 from contracts.clock import VirtualClock
-from contracts.errors import StaleEpoch
+from contracts.errors import Overloaded, StaleEpoch
 from contracts.kv_layout import KVLayout
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
 from router.config import RegistryConfig
 from router.registry import ChangeKind
-from router.worker_table import WorkerTable
+from router.worker_table import MAX_WORKERS, WorkerTable
 
 LAYOUT = KVLayout("m", "float32", 1, 1, 8, 16)
 TTL_S, QUIET_S = 5.0, 3.0
@@ -108,6 +109,19 @@ async def test_a_registry_that_judged_whose_the_id_is_is_believed(kept):
     table.announce(info(), WorkerLoad())
     table.announce(info(2, "b:1"), WorkerLoad(), judged=True)
     assert [(kind.value, epoch) for kind, epoch in changes] == [("joined", 1), ("lost", 1), ("joined", 2)]
+
+
+async def test_more_workers_than_a_router_can_drive_are_refused_and_those_that_are_there_are_not(kept):
+    table, clock, _ = kept
+    for number in range(MAX_WORKERS):
+        table.announce(replace(info(), ref=WorkerRef(f"w{number}", 1)), WorkerLoad())
+    with pytest.raises(Overloaded, match="4096"):
+        table.announce(info(), WorkerLoad())
+    table.announce(replace(info(), ref=WorkerRef("w7", 2)), WorkerLoad())
+    await clock.advance(TTL_S + 1)
+    table.expire()
+    table.announce(info(), WorkerLoad())
+    assert len(table.workers()) == 1
 
 
 async def test_a_forged_farewell_keeps_a_living_worker_out_for_a_while_only(kept):
