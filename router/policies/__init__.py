@@ -5,7 +5,7 @@
     power_of_two       the less burdened of two drawn at random
     prefix_aware       the least burden once what it has of the prompt already is taken off
     session_affinity   one session, one worker, unless that one is far over the others
-    <any other name>   a plug-in: an entry point of the group `diptych.policies` (docs/POLICIES.md)
+    <any other name>   a plug-in: an entry point of the group `diptych.policies` (docs/policies.md)
 
 Does not know addresses, connections or why a worker is not among the candidates.
 """

@@ -1,4 +1,4 @@
-"""What a policy is given and what it owes: the one interface, also of plug-ins (docs/POLICIES.md).
+"""What a policy is given and what it owes: the one interface, also of plug-ins (docs/policies.md).
 
     PolicyContext ──factory──▶ Policy.choose(candidates, query) ──▶ one of the candidates
 

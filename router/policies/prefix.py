@@ -5,7 +5,7 @@
 With a weight of 1 this would be the work until the first token: all that is queued, and what is left to compute of this prompt
 (the estimate of Mooncake's Algorithm 1, FAST '25). A hit also saves work that others would wait for, and a copy of the prefix
 elsewhere that takes the place of other blocks, so it may cost this request up to half of itself in waiting. In the simulator
-(docs/POLICIES.md) 1.5 has nearly the hits of 3 and nearly the 99th percentile of 1.
+(docs/policies.md) 1.5 has nearly the hits of 3 and nearly the 99th percentile of 1.
 
 At a decode worker cached tokens are neither pushed again nor kept twice. A hot prefix spreads by itself: once a worker's queue is
 longer than the prefix is worth, the next request goes elsewhere, and its blocks are there from then on.

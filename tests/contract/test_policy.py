@@ -228,7 +228,7 @@ class TestSessionAffinity:
 
 
 class FirstOfAll:
-    """A plug-in, as docs/POLICIES.md shows one."""
+    """A plug-in, as docs/policies.md shows one."""
 
     def __init__(self, context):
         self.kind = context.kind
