@@ -147,3 +147,17 @@ async def test_it_is_logged_where_the_operator_asks_for_it(tmp_path, caplog):
     log = "\n".join(formatter.format(record) for record in caplog.records)
     assert MARKER in log
     assert f"text={render_value(answer['choices'][0]['text'])}" in log
+
+
+async def test_a_conversation_through_a_template_stands_in_no_log(tmp_path, caplog, capfd):
+    """The template refuses tools' answers by an exception of its own, in a process of its own."""
+    with caplog.at_level(logging.DEBUG):
+        async with running_router(router_config(tmp_path)) as running:
+            await running.cluster.pools(1, 1)
+            for talk, status in ((TALK[:2], 200), (TALK, 400)):
+                body = {"messages": talk, "max_tokens": 4}
+                assert (await running.http.post("/v1/chat/completions", json=body)).status_code == status
+    formatter = LineFormatter("router")
+    log = "\n".join(formatter.format(record) for record in caplog.records)
+    assert "outcome=" in log
+    assert MARKER not in log + "".join(capfd.readouterr())
