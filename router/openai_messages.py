@@ -8,12 +8,12 @@ templates or how a model writes calls.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic_core import from_json
 
 from contracts.errors import InvalidRequest
 from router.chat_template import JsonValue as TemplateValue
@@ -59,8 +59,10 @@ class ToolCall(Strict):
         arguments: object = self.function.arguments
         if isinstance(arguments, str):
             try:
-                arguments = json.loads(arguments) if arguments else {}
-            except (ValueError, RecursionError):
+                arguments = (
+                    from_json(arguments, allow_inf_nan=False) if arguments else {}
+                )  # it bounds how deeply things may be nested
+            except ValueError:
                 arguments = None
         if not isinstance(arguments, dict):
             raise InvalidRequest(f"{where}.function.arguments", self.function.arguments, "must be a JSON object")

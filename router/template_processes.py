@@ -83,18 +83,20 @@ class TemplateProcesses:
             await child.end()
 
     def _request(self, template: ChatTemplate, conversation: Conversation) -> bytes:
-        variables = json.dumps(template_variables(conversation, template.special_tokens))
+        try:
+            variables = json.dumps(template_variables(conversation, template.special_tokens))
+        except RecursionError as error:
+            raise refused(conversation, "what it is given is nested too deeply") from error
         head = {
             "source": template.source if conversation.template is None else conversation.template,
             "max_chars": self._limits.text_chars + 4 * len(variables),
-            "cpu_s": self._limits.cpu_s,
         }
         body = f'{json.dumps(head)[:-1]},"variables":{variables}}}'.encode()
         return len(body).to_bytes(LENGTH_BYTES, "big") + body
 
     async def _run(self, request: bytes) -> str:
         async with self._places:
-            child = self._idle.pop() if self._idle else await _Child.start(self._limits.memory_bytes)
+            child = self._idle.pop() if self._idle else await _Child.start(self._limits)
             in_step = False
             try:
                 async with asyncio.timeout(self._limits.wall_s):
@@ -136,9 +138,10 @@ class _Child:
         self._writer = writer
 
     @classmethod
-    async def start(cls, memory_bytes: int) -> _Child:
+    async def start(cls, limits: TemplateLimits) -> _Child:
         """Raises Unavailable where the machine does not give another process."""
-        command = [sys.executable, "-P", "-m", "router.template_child", str(memory_bytes)]
+        command = [sys.executable, "-P", "-m", "router.template_child"]
+        command += [str(limits.memory_bytes), str(limits.cpu_s)]
         ours, theirs = socket.socketpair()
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         try:

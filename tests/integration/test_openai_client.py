@@ -7,8 +7,10 @@ from dataclasses import replace
 import openai
 import pytest
 
+from contracts.errors import InvalidRequest
 from contracts.request import GenerationRequest
 from contracts.sampling import SamplingParams
+from contracts.worker import WorkerKind
 from router.config import AdmissionConfig
 from tests.integration.router_harness import MODEL, router_config, running_router
 from tests.integration.scripted_workers import answer, says
@@ -243,3 +245,15 @@ async def test_stop_seed_and_both_bounds_of_a_chat(served, client):
     assert [choice.message.content for choice in got.choices] == ["one two ", "one two "]
     assert {choice.finish_reason for choice in got.choices} == {"stop"}
     assert {choice.stop_reason for choice in got.choices} == {"STOP"}
+
+
+async def test_a_prompt_that_a_worker_refuses_ends_the_others(served, client):
+    (decode,) = [worker for worker in served.cluster.workers if worker.kind is WorkerKind.DECODE]
+    decode.faults.refuse = [InvalidRequest("prompt", "this one", "does not fit here")]
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.completions.create(
+            model=MODEL, prompt=["a", "b", "c"], max_tokens=4, extra_body={"diptych": {"route": "colocated"}}
+        )
+    assert caught.value.param == "prompt"
+    await served.cluster.idle()
+    assert not decode.running

@@ -65,6 +65,15 @@ async def test_others_go_on_while_a_template_computes(processes):
         await slow
 
 
+async def test_what_is_nested_too_deeply_is_refused(processes):
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(InvalidRequest, match="nested too deeply"):
+        await processes.render(GOOD, Conversation((Message("user", "x"),), variables=(("deep", deep),)))
+    assert await processes.render(GOOD, TALK) == GOOD.render(TALK)
+
+
 async def test_many_at_once_each_get_their_own(processes):
     talks = [Conversation((Message("user", f"{i} " * (i * 100)),)) for i in range(40)]
     texts = await asyncio.gather(*(processes.render(GOOD, talk) for talk in talks))
