@@ -4,7 +4,7 @@ import asyncio
 import itertools
 
 from contracts.prefill import FirstTokens
-from contracts.request import TokenDelta
+from contracts.request import TokenDelta, TokenLogprob
 from router.inbox import DecodeLost, DecodeTokens, Inbox, TimeUp, Turns
 
 
@@ -152,3 +152,19 @@ async def test_idle_turns_leave_nothing_to_do_in_the_loop():
     assert turns._next is None
     assert not turns._waiting
     reader.task.cancel()
+
+
+async def test_what_is_read_counts_no_more():
+    turns, inbox = Turns(1_000), Inbox(8)
+    for index in range(100):
+        assert inbox.stash(token(2 * index), turns)
+        assert inbox.stash(token(2 * index + 1), turns)
+        assert (await inbox.get()).delta.token_ids == (2 * index, 2 * index + 1)
+
+
+async def test_tokens_with_and_without_log_probabilities_are_not_one_event():
+    """Else they would not be as many as the tokens."""
+    turns, inbox = Turns(), Inbox()
+    inbox.stash(TokenDelta("h", 0, (0,), (TokenLogprob(0, -0.5, 1),)), turns)
+    inbox.stash(token(1), turns)
+    assert [len((await inbox.get()).delta.logprobs) for _ in range(2)] == [1, 0]
