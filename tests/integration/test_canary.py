@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from contracts.errors import TransferFailed
+from contracts.errors import InternalError, TransferFailed
 from contracts.worker import ConnectorAddress
 from kv_transfer.local import Delivery, LocalConnector, LocalHub, WriteFault
 from router.config import CanaryConfig
@@ -214,3 +214,18 @@ async def test_canaries_can_be_turned_off(tmp_path):
         await asyncio.sleep(0.3)
         assert await running.metric("diptych_canary_total", outcome="ok") == 0.0
         assert (await health(running))["pairs"] == {"unknown": 1, "ok": 0, "bad": 0}
+
+
+async def test_a_canary_closes_the_breaker_of_a_worker_that_nobody_is_sent_to(tmp_path):
+    async with cluster(tmp_path, QUICK) as (running, _):
+        await pairs_are(running, ok=1)
+        breakers = running.router._breakers
+        (worker,) = (w for w in running.router._registry.workers() if w.info.kind.value == "decode")
+        for _ in range(5):
+            breakers.begin(worker.info.ref).failed(InternalError("broken"))
+        assert [b["state"] for b in (await health(running))["breakers"]] == ["open"]
+
+        async def closed():
+            return (await health(running))["breakers"] == []
+
+        await until(closed)

@@ -13,8 +13,15 @@ import pytest
 from contracts.clock import MonotonicClock
 from contracts.errors import WorkerLost
 from contracts.pb.diptych.v1 import decode_pb2, decode_pb2_grpc
+from contracts.prefill import Target
+from contracts.request import GenerationRequest
+from contracts.sampling import SamplingParams
+from contracts.ticket import RenewRequest
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
+from prefill_service.peer import GrpcPeer
 from router.config import BreakerConfig
+from router.inbox import DecodeLost, Inbox, PrefillEnded
+from router.legs import DecodeSession, PrefillLeg
 from rpc.announce import AnnounceConfig, Announcer, GrpcRegistryClient
 from rpc.channel import ChannelConfig, open_channel
 from rpc.errors import from_rpc_error
@@ -197,3 +204,80 @@ def test_the_bound_is_the_same_on_every_hop_and_documented():
     assert options["grpc.keepalive_time_ms"] + options["grpc.keepalive_timeout_ms"] == 15_000
     assert options["grpc.http2.max_pings_without_data"] == 0
     assert served["grpc.http2.min_ping_interval_without_data_ms"] < options["grpc.keepalive_time_ms"]
+
+
+class Silent(grpc.GenericRpcHandler):
+    """Takes every call of ours, and never answers."""
+
+    def __init__(self):
+        self.num_calls, self.num_over = 0, 0
+
+    def service(self, details):
+        if not details.method.startswith("/diptych.v1."):
+            return None
+
+        async def stream(requests, context):
+            self.num_calls += 1
+            try:
+                await asyncio.Event().wait()
+                yield b""
+            finally:
+                self.num_over += 1
+
+        return grpc.stream_stream_rpc_method_handler(stream)
+
+
+def silent_opener(address, config):
+    del config
+    return open_channel(address, ChannelConfig(**ALIVE))
+
+
+async def hears(inbox, kind):
+    while not isinstance(event := await inbox.get(), kind):
+        pass
+    return event.error
+
+
+async def test_every_hop_finds_out_that_its_peer_went_silent():
+    """Router to prefill and to decode, prefill to decode, worker to router: each with its own code, all packets dropped."""
+    server, silent = RpcServer(replace(ServerConfig(), **ALIVE), ()), Silent()
+    server.grpc_server.add_generic_rpc_handlers((silent,))
+    prefill, decode = WorkerRef("p", 1), WorkerRef("d", 1)
+    request = GenerationRequest("r", (1, 2, 3), SamplingParams(max_tokens=2))
+    async with Wire(await server.start()) as wire:
+        channel, to_prefill, to_decode = silent_opener(wire.address, None), Inbox(), Inbox()
+        infos = [
+            WorkerInfo(ref, kind, wire.address, MODEL, LAYOUT, ("local",), 1024, 256)
+            for ref, kind in ((prefill, WorkerKind.PREFILL), (decode, WorkerKind.DECODE))
+        ]
+        leg, suspects = PrefillLeg(infos[0], channel, 3.0, to_prefill), []
+        session = DecodeSession(infos[1], channel, 3.0, suspects.append)
+        peer = GrpcPeer(decode, wire.address, silent_opener)
+        registry = GrpcRegistryClient(wire.address, timeout_s=60.0, opener=silent_opener)
+        leg.start(request, Target("h", decode, wire.address))
+        session.attach("h", 60.0, to_decode)
+        hops = {
+            "router to prefill": asyncio.ensure_future(hears(to_prefill, PrefillEnded)),
+            "router to decode": asyncio.ensure_future(hears(to_decode, DecodeLost)),
+            "prefill to decode": asyncio.ensure_future(peer.renew(RenewRequest(prefill, decode, ("h",)))),
+            "worker to router": asyncio.ensure_future(registry.announce(infos[0], WorkerLoad())),
+        }
+        async with asyncio.timeout(10):
+            while silent.num_calls < len(hops):
+                await asyncio.sleep(0.01)
+        wire.dead = True
+        done, late = await asyncio.wait(hops.values(), timeout=BOUND_S + 1.0)
+        assert not late, [name for name, hop in hops.items() if hop in late]
+        assert len(done) == len(hops)
+        for name, hop in hops.items():
+            error = hop.exception() or hop.result()
+            assert isinstance(error, WorkerLost), (name, error)
+        assert suspects == [infos[1]]
+        async with asyncio.timeout(5):  # and whoever was called lets go, too
+            while silent.num_over < len(hops):
+                await asyncio.sleep(0.01)
+        session.close("over")
+        await registry.close()
+        await peer.close()
+        await channel.close()
+    await server.stop(0)
