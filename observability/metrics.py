@@ -158,6 +158,7 @@ class _RouterSeries:
         self._stage = histogram(
             "diptych_stage_seconds", "Time spent in one stage of a request", STAGE_BUCKETS, ("stage",)
         )
+        self._stages: dict[str, Histogram] = {}
 
     def observe(self, sample: RequestSample) -> None:
         self._requests.labels(sample.outcome, sample.route).inc()
@@ -179,10 +180,14 @@ class _RouterSeries:
         if sample.num_longest_tokens > 1:
             self._tpot.observe((sample.e2e_s - sample.ttft_s) / (sample.num_longest_tokens - 1))
         for name, duration_s in _durations(sample.stages):
-            self._stage.labels(self._model_name, name.removesuffix("_s")).observe(duration_s)
-        self._stage.labels(self._model_name, "ttft_unexplained").observe(
-            max(0.0, sample.ttft_s - explained_ttft_s(sample.stages))
-        )
+            self._observe_stage(name.removesuffix("_s"), duration_s)
+        self._observe_stage("ttft_unexplained", max(0.0, sample.ttft_s - explained_ttft_s(sample.stages)))
+
+    def _observe_stage(self, name: str, duration_s: float) -> None:
+        series = self._stages.get(name)
+        if series is None:  # looking one up by its labels costs more than counting
+            series = self._stages[name] = self._stage.labels(self._model_name, name)
+        series.observe(duration_s)
 
     def _observe_handoff(self, handoff: HandoffStats) -> None:
         self._handoffs.labels(handoff.connector).inc()

@@ -36,6 +36,7 @@ from rpc.server import join_address
 log = get_logger(__name__)
 T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1
+_COLLECT_AFTER = (10_000, 10, 10)  # objects more, and collections of the generation before; Python's own is (700, 10, 10)
 
 
 class FatalError(LoggableError):
@@ -67,10 +68,12 @@ def settle_heap() -> None:
     """Leave what there is now out of every garbage collection to come; said once, when a process has started.
 
     Modules, a tokenizer, compiled schemas: a hundred thousand objects that live as long as the process. Looking through them
-    stopped a router for 0.3 s, now and then, in the middle of its streams.
+    stopped a router for 0.3 s, now and then, in the middle of its streams. What comes and goes with a request is looked through
+    less often, too: little of it is garbage that only the collector finds.
     """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*_COLLECT_AFTER)
 
 
 def abandon(code: int) -> NoReturn:
