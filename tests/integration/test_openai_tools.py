@@ -259,9 +259,10 @@ async def test_a_parser_can_be_named_and_a_requests_own_template_trusted(tmp_pat
         served.cluster.script = says(served.ids(SAYS["llama3_json"]))
         got = (await served.http.post("/v1/chat/completions", json={**ASK, "tools": TOOLS})).json()
         assert len(got["choices"][0]["message"]["tool_calls"]) == 2
-    async with running_router(config_with(tmp_path, HERMES, tool_call_parser="none")) as served:
-        response = await served.http.post("/v1/chat/completions", json={**ASK, "tools": TOOLS})
-        assert response.json()["error"]["param"] == "tools"
+    for template, parser in [(HERMES, "none"), ("{{ messages }}", "hermes")]:
+        async with running_router(config_with(tmp_path, template, tool_call_parser=parser)) as served:
+            response = await served.http.post("/v1/chat/completions", json={**ASK, "tools": TOOLS})
+            assert response.json()["error"]["param"] == "tools"
     async with running_router(config_with(tmp_path, HERMES, trust_request_chat_template=True)) as served:
         body = {"messages": ASK["messages"], "chat_template": "{{ messages[0].content }}{{ style }}"}
         assert await rendered(served, **body, chat_template_kwargs={"style": "!"}) == "Weather?!"
