@@ -21,6 +21,7 @@ from contracts.errors import (
     DiptychError,
     Draining,
     InternalError,
+    NotOfThisCluster,
     RequestCancelled,
     StaleEpoch,
     Unavailable,
@@ -40,6 +41,10 @@ from rpc.errors import from_rpc_error
 
 log = get_logger(__name__)
 _Command = TypeVar("_Command")
+_NEVER_HEARD = (
+    StaleEpoch,
+    NotOfThisCluster,
+)  # it has started again, or has another secret: nothing of the request is there
 
 
 class PrefillLeg:
@@ -84,12 +89,12 @@ class PrefillLeg:
             error = from_rpc_error(broken, name)
             if isinstance(error, RequestCancelled):  # not by us: its server went down
                 error = WorkerLost(error.message)
-            elif isinstance(error, StaleEpoch):  # it has started again, and knows nothing of the request
+            elif isinstance(error, _NEVER_HEARD):
                 error = Unavailable(error.message)
         except StaleEpoch as broken:
             error = WorkerLost(broken.message)
         except DiptychError as broken:
-            error = broken
+            error = Unavailable(broken.message) if isinstance(broken, _NEVER_HEARD) else broken
         finally:
             if call is None and error is not None:  # it never heard of the request
                 error = Unavailable(error.message)
@@ -176,7 +181,7 @@ class DecodeSession:
                     self._deliver(delta.request_id, delta)
         except grpc.aio.AioRpcError as broken:
             told = from_rpc_error(broken, name)
-            error = (Unavailable if isinstance(told, StaleEpoch) else WorkerLost)(told.message)
+            error = (Unavailable if isinstance(told, _NEVER_HEARD) else WorkerLost)(told.message)
         except DiptychError as broken:
             error = Unavailable(broken.message)  # it never heard of what the session carries
         finally:

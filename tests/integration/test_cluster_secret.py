@@ -10,8 +10,9 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from contracts import wire_handoff
 from contracts.clock import MonotonicClock
-from contracts.errors import NotOfThisCluster, UnknownHandoff
+from contracts.errors import NotOfThisCluster, Unavailable, UnknownHandoff
 from contracts.pb.diptych.v1 import decode_pb2, decode_pb2_grpc, handoff_pb2, registry_pb2
+from contracts.prefill import Target
 from contracts.request import GenerationRequest
 from contracts.sampling import SamplingParams
 from contracts.secret import ClusterSecret
@@ -30,7 +31,10 @@ from kv_transfer.local import LocalConnector, LocalHub
 from kv_transfer.region import SharedRegion
 from observability.stages import StageTimes
 from prefill_service.peer import GrpcPeer
+from router.breakers import blames_worker
 from router.config import AccessConfig
+from router.inbox import Inbox
+from router.legs import DecodeSession, PrefillLeg
 from rpc.announce import Announcer, GrpcRegistryClient
 from rpc.call_proof import CallProver
 from rpc.channel import open_channel, wait_connected
@@ -126,20 +130,23 @@ def handoff_pb2_grpc_add(servicer, server):
     handoff_pb2_grpc.add_HandoffServicer_to_server(servicer, server)
 
 
-def ticket(grant, handoff_id="h"):
-    request = GenerationRequest(
+def ticket_request(handoff_id="h"):
+    return GenerationRequest(
         request_id=handoff_id,
         prompt_token_ids=tuple(range(NUM_TOKENS)),
         sampling=SamplingParams(max_tokens=2, seed=5, stop_token_ids=(9,)),
         output_token_ids=(3,),
         deadline_s=30.0,
     )
+
+
+def ticket(grant, handoff_id="h"):
     return Ticket(
         handoff_id=handoff_id,
         prefill=P,
         decode=D,
         layout=MODEL.layout,
-        request=request,
+        request=ticket_request(handoff_id),
         num_computed_tokens=NUM_TOKENS,
         num_cached_tokens=1,
         window_key=grant.windows[0][1],
@@ -327,6 +334,27 @@ async def test_calls_that_do_not_stream_find_a_new_life_by_themselves():
             await decode.peer.connect(ConnectRequest(P, D, MODEL.layout))
             decode.guard._prover = CallProver(SECRET)
         await asyncio.gather(*(decode.peer.connect(ConnectRequest(P, D, MODEL.layout)) for _ in range(20)))
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [(OTHER, SECRET), (SECRET, None), (None, SECRET)])
+async def test_a_worker_of_another_cluster_costs_a_request_an_attempt_and_is_no_workers_death(theirs, ours):
+    """It may have got into a shared registry. A request that meets it goes on elsewhere; its breaker hears of it."""
+    async with DecodeSide(theirs) as decode:
+        channel, inboxes = proving(open_channel, ours)(decode.address), (Inbox(), Inbox())
+        info = WorkerInfo(D, WorkerKind.DECODE, decode.address, SERVED, LAYOUT, ("local",), 1024, 256)
+        session = DecodeSession(info, channel, 3.0, lambda lost: None)
+        session.attach("h", 5.0, inboxes[0])
+        leg = PrefillLeg(info, channel, 3.0, inboxes[1])
+        both = theirs is not None and ours is not None
+        if both:  # a decode worker has no such service: it comes to the challenge only
+            leg.start(ticket_request(), Target("h", D, decode.address))
+        for inbox in inboxes if both else inboxes[:1]:
+            error = (await inbox.get()).error
+            assert type(error) is Unavailable
+            assert "secret" in error.message
+            assert blames_worker(error)
+        session.close("over")
+        await channel.close()
 
 
 # The router's registry
