@@ -59,9 +59,8 @@ class ToolCall(Strict):
         arguments: object = self.function.arguments
         if isinstance(arguments, str):
             try:
-                arguments = (
-                    from_json(arguments, allow_inf_nan=False) if arguments else {}
-                )  # it bounds how deeply things may be nested
+                # Unlike json.loads it bounds how deeply things may be nested.
+                arguments = from_json(arguments, allow_inf_nan=False) if arguments else {}
             except ValueError:
                 arguments = None
         if not isinstance(arguments, dict):
