@@ -37,6 +37,7 @@ _Context = grpc.aio.ServicerContext[_Req, _Resp]
 _Unary = Callable[[_Req, _Context[_Req, _Resp]], Awaitable[_Resp]]
 _Stream = Callable[[_Req, _Context[_Req, _Resp]], AsyncGenerator[_Resp, None]]
 _Sink = Callable[[_Req, _Context[_Req, _Resp]], Awaitable[None]]
+_PENDING_CALLS = 20_000
 _WILDCARDS = ("0.0.0.0", "::", "[::]", "")
 
 
@@ -75,6 +76,10 @@ class ServerConfig:
             ("grpc.http2.max_ping_strikes", 1000),
             ("grpc.max_allowed_incoming_connections", self.max_connections),
             ("grpc.max_concurrent_streams", self.max_streams),
+            # From a thousand calls that wait to be accepted on, gRPC cancels some of them at random, whoever's they are: one
+            # caller's flood ended the calls of others. They wait now, a moment; who may be served is decided behind it.
+            ("grpc.server.max_pending_requests", _PENDING_CALLS),
+            ("grpc.server.max_pending_requests_hard_limit", 2 * _PENDING_CALLS),
             ("grpc.server_handshake_timeout_ms", round(self.hello_s * 1e3)),
             ("grpc.max_send_message_length", self.max_message_bytes),
             ("grpc.max_receive_message_length", self.max_message_bytes),

@@ -24,7 +24,7 @@ ASK = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 4, "seed": 3}
 GENERATE = pb.GenerateRequest(
     token_ids=pb.TokenIds(ids=(5, 6, 7)), sampling=types_pb2.SamplingParams(max_tokens=4, seed=3)
 )
-BOUND_S = 5.0  # on a crowded machine; alone it is some milliseconds
+BOUND_S = 10.0  # on a crowded machine; alone it is some milliseconds, after a flood a second
 MEMORY_MIB = 100  # allocators keep some; a leak of what the attacks send is several hundred
 OTHER, ATTACKER = new_key(), new_key()
 
@@ -44,6 +44,7 @@ def bearer(key: str) -> dict[str, str]:
 @dataclass
 class Siege:
     running: Running
+    memory: float = 0.0  # MiB, before it
     waits_s: list[float] = field(default_factory=list)  # of the other user's requests
 
     @property
@@ -106,7 +107,8 @@ async def besieged(tmp_path, **changes) -> AsyncIterator[Siege]:
         siege = Siege(running)
         await siege.good()
         await asyncio.sleep(0.1)
-        tasks, fds, memory = len(asyncio.all_tasks()) + 2, psutil.Process().num_fds() + 4, _memory()
+        siege.memory = memory_mib()
+        tasks, fds = len(asyncio.all_tasks()) + 2, psutil.Process().num_fds() + 4
         other = asyncio.create_task(siege.other_user())
         try:
             yield siege
@@ -123,9 +125,9 @@ async def besieged(tmp_path, **changes) -> AsyncIterator[Siege]:
         assert slowest_s < BOUND_S
         await siege.good()
         await siege.calm(tasks, fds)
-        grown = _memory() - memory
+        grown = memory_mib() - siege.memory
         assert grown < MEMORY_MIB
 
 
-def _memory() -> float:
+def memory_mib() -> float:
     return psutil.Process().memory_info().rss / 2**20
