@@ -4,7 +4,7 @@
          └─ leaves or is lost ──▶ forgotten
 
 Every router follows every worker by itself, so all have the same index without sharing anything (docs/adr/0021). While a stream
-is broken the index keeps what it knew: old news choose better than none. A worker that has no such service is not followed.
+is broken the index keeps what it knew: old news choose better than none. A worker that has no such service keeps no prefixes.
 Does not know requests or policies.
 """
 
@@ -83,6 +83,7 @@ class BlockWatch:
                 why = await _listen(stub, ear)
                 if isinstance(why, grpc.aio.AioRpcError) and why.code() is grpc.StatusCode.UNIMPLEMENTED:
                     log.info("a worker does not tell of its blocks", worker_id=info.ref.worker_id)
+                    self._index.forget(info.ref)  # nor is anything expected there
                     return
                 pause_s = _FIRST_PAUSE_S if ear.num_messages else min(2 * pause_s, _LONGEST_PAUSE_S)
                 log.info("block events end", worker_id=info.ref.worker_id, reason=_said(why), again_in_s=pause_s)

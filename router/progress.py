@@ -75,7 +75,7 @@ class Progress:
         self.handoff: HandoffStats | None = None
         self.route = Route.COLOCATED
         self.decision: Decision | None = None  # of the last attempt
-        self.query: Query | None = None  # made when workers are first chosen
+        self.query: Query | None = None if beside is None else beside.query  # made when workers are first chosen
         self.num_cached_tokens = 0
         self.num_failures = 0
         self.num_worker_deaths = 0

@@ -106,7 +106,9 @@ def build(config: WorkerConfig) -> Computer:
 async def serve(config: WorkerConfig, door: Door) -> None:
     """Run the worker until a signal; returns once it is drained. Raises ConfigError, ModelLoadError or FatalError."""
     guard = None if config.secret is None else ProofGuard(config.secret)
-    server = RpcServer(config.server, (*door.service_names, BLOCK_EVENTS), () if guard is None else (guard,))
+    caching = config.scheduler.enable_prefix_caching  # without it no router need hear, or expect, anything
+    names = (*door.service_names, BLOCK_EVENTS) if caching else door.service_names
+    server = RpcServer(config.server, names, () if guard is None else (guard,))
     # Before the model is loaded: a file that cannot be used ends it here.
     opener = proving(opener_for(config.server.tls), config.secret)
     if config.secret is None:
@@ -134,8 +136,9 @@ async def serve(config: WorkerConfig, door: Door) -> None:
             guard.serve(server.grpc_server)
         engine = Engine(computer.runner, EngineConfig(config.scheduler), clock, computer.pace)
         worker = door.open(side, engine, server.grpc_server, metrics)
-        events = BlockEventsServicer(ref, worker.blocks)
-        blocks_pb2_grpc.add_BlockEventsServicer_to_server(events, server.grpc_server)
+        if caching:
+            events = BlockEventsServicer(ref, worker.blocks)
+            blocks_pb2_grpc.add_BlockEventsServicer_to_server(events, server.grpc_server)
         stack.push_async_callback(worker.stop)
         _serve_metrics(config, worker, metrics, stack)
         worker.start()

@@ -1,7 +1,7 @@
 """A policy that breaks costs one request its best worker, not the router its life.
 
 choose ──▶ one of the candidates ─────────────────▶ passed on
-       └─▶ raises, or returns what is none of them ─▶ the least loaded; logged and counted
+       └─▶ raises, or returns what is none of them ─▶ the least loaded; counted, and logged ever more rarely
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class GuardedPolicy:
         self._policy = policy
         self._on_fault = on_fault
         self._fallback = LeastLoaded()
+        self._num_faults = 0
 
     def choose(self, candidates: Sequence[Candidate], query: Query) -> Candidate:
         """See Policy."""
@@ -36,6 +37,12 @@ class GuardedPolicy:
         return chosen
 
     def _instead(self, candidates: Sequence[Candidate], query: Query, why: str) -> Candidate:
-        log.error("policy failed; the least loaded worker is taken", policy=self._name, reason=why)
+        self._num_faults += 1
+        if (
+            self._num_faults & (self._num_faults - 1) == 0
+        ):  # the 1st, 2nd, 4th, 8th …: a broken policy fails every request
+            log.error(
+                "policy failed", policy=self._name, reason=why, instead="the least loaded", times=self._num_faults
+            )
         self._on_fault()
         return self._fallback.choose(candidates, query)

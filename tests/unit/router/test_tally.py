@@ -1,0 +1,64 @@
+"""A router's own account of a worker, beside the worker's word: nothing is counted twice, and others' requests are seen."""
+
+import pytest
+
+from contracts.kv_layout import KVLayout
+from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
+from router.policies import burden
+from router.registry import Worker
+from router.tally import Tally
+
+
+def info(kind):
+    return WorkerInfo(WorkerRef("w", 1), kind, "h:1", "m", KVLayout("m", "float32", 1, 1, 8, 16), (), 64, 100)
+
+
+def announced(kind, at, **load):
+    return Worker(info(kind), WorkerLoad(**load), at)
+
+
+@pytest.mark.parametrize("kind", WorkerKind)
+def test_what_is_announced_of_ours_counts_once(kind):
+    tally = Tally(info(kind))
+    for _ in range(4):
+        tally.add(1, 100, 0)
+    mine = tally.candidate(announced(kind, 1.0, num_running=1, num_waiting=3, num_queued_tokens=400))
+    assert mine.others == 0.0
+    assert mine.num_inflight_tokens == 400
+    if kind is WorkerKind.PREFILL:
+        assert burden(mine) == 400
+
+
+def test_others_are_what_was_announced_beyond_ours_at_that_time():
+    kind = WorkerKind.PREFILL
+    tally = Tally(info(kind))
+    tally.add(1, 100, 0)
+    word = announced(kind, 1.0, num_running=1, num_waiting=3, num_queued_tokens=800)
+    assert tally.candidate(word).others == 0.75
+    tally.add(1, 50, 0)
+    assert burden(tally.candidate(word)) == 150 + 600, "what is given since then comes on top"
+    tally.add(0, -100, 0)
+    tally.add(0, -50, 0)
+    assert burden(tally.candidate(word)) == 600, "and what is done comes off"
+    assert tally.candidate(announced(kind, 2.0, num_running=2)).others == 1.0, "ours are computed: those are others'"
+    assert burden(tally.candidate(announced(kind, 3.0))) == 0
+
+
+def test_a_prefill_worker_may_still_have_ours_that_are_computed():
+    """They wait for their hand-off, and are no work that an announcement would count."""
+    tally = Tally(info(WorkerKind.PREFILL))
+    tally.add(1, 100, 0)
+    tally.add(0, -100, 0)
+    assert tally.candidate(announced(WorkerKind.PREFILL, 1.0, num_running=1)).others == 1.0
+    assert not tally.empty
+    tally.add(-1, 0, 0)
+    assert tally.empty
+
+
+def test_it_is_empty_only_when_all_that_was_counted_is_given_back():
+    tally = Tally(info(WorkerKind.DECODE))
+    tally.add(1, 10, 20)
+    tally.add(-1, -10, 0)
+    assert not tally.empty
+    tally.add(0, 0, -20)
+    assert tally.empty
