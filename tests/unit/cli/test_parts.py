@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from cli.cluster import router_argv, worker_argv
+from cli.commands.admissionflags import admission_config, limits_config
 from cli.commands.decode import decode_config
 from cli.commands.doctor import examine
 from cli.commands.policyflags import policy_config
 from cli.commands.prefill import prefill_config
-from cli.config import ClusterConfig, WorkerOptions, default_threads, usable_cores
+from cli.config import ClusterConfig, DoorOptions, WorkerOptions, default_threads, usable_cores
 from cli.demo.asking import Answer
 from cli.demo.questions import QUESTIONS
 from cli.demo.report import differences, percentile
@@ -27,7 +28,7 @@ from cli.ports import keep_port
 from cli.prompts import from_file
 from contracts.errors import ConfigError
 from kv_transfer.config import Integrity
-from router.config import PolicyConfig
+from router.config import AdmissionConfig, LimitsConfig, PolicyConfig
 
 
 @pytest.mark.parametrize(
@@ -132,6 +133,9 @@ def test_differences_name_the_first_place():
     assert third == "question 3: token 1 is the end disaggregated and 8 colocated"
 
 
+DOOR = DoorOptions(AdmissionConfig(3, 4, 5000, 2.5), LimitsConfig(6, 7000), 1000, 20.0)
+
+
 def test_threads_are_divided_over_workers():
     assert default_threads(1) == usable_cores()
     assert default_threads(10_000) == 1
@@ -143,6 +147,7 @@ def test_children_are_started_with_flags_that_their_commands_know(tmp_path):
         model_name="m",
         policies=PolicyConfig("round_robin", "prefix_aware"),
         canary_interval_s=2.5,
+        door=DOOR,
         workers=WorkerOptions(max_model_len=64, max_num_batched_tokens=32, max_num_seqs=4),
     )
     port = keep_port("127.0.0.1", 0, "--http-port")
@@ -157,6 +162,10 @@ def test_children_are_started_with_flags_that_their_commands_know(tmp_path):
             )  # raises for what it does not know
             if command == "router":
                 assert context.params["canary_interval"] == 2.5
+                assert admission_config(context.params) == DOOR.admission
+                assert limits_config(context.params) == DOOR.limits
+                assert context.params["max_body"] == DOOR.max_body_bytes
+                assert context.params["request_timeout"] == DOOR.request_timeout_s
                 assert policy_config(context.params) == config.policies
     finally:
         port.release()
