@@ -5,6 +5,7 @@ from pathlib import Path
 
 import openai
 import pytest
+from tokenizers import Tokenizer as HFTokenizer
 
 from router.config import ChatConfig
 from tests.integration.router_harness import MODEL, model_dir, router_config, running_router
@@ -305,3 +306,25 @@ async def test_tokens_without_an_answer(tmp_path):
         ]:
             response = await served.http.post(path, json=body)
             assert response.json()["error"]["param"] == param, response.text
+
+
+async def test_a_special_token_that_spells_a_tag_is_one_and_no_other_is_text(tmp_path):
+    config = config_with(tmp_path, LLAMA3)
+    tokenizer = HFTokenizer.from_file(str(config.model_dir / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<|python_tag|>", "<|other|>"])
+    tag, other = tokenizer.token_to_id("<|python_tag|>"), tokenizer.token_to_id("<|other|>")
+    tokenizer.save(str(config.model_dir / "tokenizer.json"))
+    with_room = json.loads((config.model_dir / "config.json").read_text()) | {"vocab_size": other + 1}
+    (config.model_dir / "config.json").write_text(json.dumps(with_room))
+    async with running_router(config) as served:
+        await served.cluster.pools(1, 1)
+        call = SAYS["llama3_json"].split(";")[0]
+        served.cluster.script = says([*served.ids("Let me see."), other, tag, *served.ids(call)])
+        for more, content, num_calls in [
+            ({"tools": TOOLS}, "Let me see.", 1),
+            ({}, f"Let me see.{call}", 0),
+            ({"skip_special_tokens": False}, f"Let me see.<|other|><|python_tag|>{call}", 0),
+        ]:
+            got = (await served.http.post("/v1/chat/completions", json={**ASK, **more})).json()
+            message = got["choices"][0]["message"]
+            assert (message["content"], len(message.get("tool_calls", []))) == (content, num_calls)
