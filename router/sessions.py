@@ -19,7 +19,9 @@ _KEPT_CHARS = 64
 def session_of(*said: str | None) -> str:
     """The first of what was said that says anything; empty when nothing does."""
     session = next((words for words in said if words), "")
-    return session if len(session) <= _KEPT_CHARS else xxhash.xxh3_128_hexdigest(session.encode("utf-8", "surrogatepass"))
+    return (
+        session if len(session) <= _KEPT_CHARS else xxhash.xxh3_128_hexdigest(session.encode("utf-8", "surrogatepass"))
+    )
 
 
 def session_in(metadata: Iterable[tuple[str, str | bytes]]) -> str:
