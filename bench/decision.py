@@ -71,7 +71,7 @@ class Cell:
 class DecisionBenchConfig:
     """The grid; `rounds` by prompt length, because short prompts are cheap and noisy. `weight` is the router's default."""
 
-    rounds: dict[int, int] = field(default_factory=lambda: {48: 9, 256: 7, 1024: 5})
+    rounds: dict[int, int] = field(default_factory=lambda: {48: 7, 256: 5, 1024: 3})
     cached_shares: tuple[float, ...] = (0.0, 0.75)
     situations: tuple[Situation, ...] = (
         Situation("idle"),
