@@ -12,21 +12,22 @@ from router.caller import Caller
 from router.config import AdmissionConfig
 
 CALLERS = [Caller(name="a"), Caller(name="b", weight=3.0), Caller(name="c", best_priority=1)]
-COME = st.tuples(
-    st.just("come"),
-    st.sampled_from(CALLERS),
-    st.integers(-1, 2),  # priority
-    st.integers(1, 5),  # answers
-    st.floats(0.5, 40.0),  # seconds that it has
-    st.floats(1.0, 500.0),  # tokens
-)
-ACT = st.one_of(
-    COME,
-    COME,
-    st.tuples(st.just("end"), st.integers(0, 20)),
-    st.tuples(st.just("leave"), st.integers(0, 20)),
-    st.tuples(st.just("wait"), st.floats(0.1, 15.0)),
-    st.tuples(st.just("end and leave"), st.integers(0, 20), st.integers(0, 20)),
+KINDS = ["come", "come", "come", "come", "end", "leave", "wait", "end and leave"]
+ACTS = st.lists(
+    st.tuples(
+        st.sampled_from(KINDS),
+        st.integers(0, 20),  # who
+        st.integers(0, 5),  # how many more
+        st.tuples(
+            st.sampled_from(CALLERS),
+            st.integers(-1, 2),  # priority
+            st.integers(1, 5),  # answers
+            st.floats(0.5, 40.0),  # seconds that it has
+            st.floats(1.0, 500.0),  # tokens
+        ),
+    ),
+    min_size=10,
+    max_size=60,
 )
 
 
@@ -76,7 +77,7 @@ class Crowd:
     max_running=st.integers(1, 4),
     max_waiting=st.integers(0, 6),
     limits=st.tuples(st.one_of(st.none(), st.integers(1, 1000)), st.one_of(st.none(), st.floats(0.0, 20.0))),
-    acts=st.lists(ACT, max_size=40),
+    acts=ACTS,
     last=st.sampled_from(["drain", "halt"]),
 )
 async def test_no_place_is_lost(max_running, max_waiting, limits, acts, last):
@@ -84,22 +85,22 @@ async def test_no_place_is_lost(max_running, max_waiting, limits, acts, last):
         max_running, max_waiting, max_waiting_tokens=limits[0], max_wait_s=limits[1], ageing_turn=2
     )
     crowd = Crowd(config)
-    for kind, *what in acts:
+    for kind, who, more, asked in acts:
         inside = list(crowd.inside)
         pending = [visit for visit in crowd.visits if not visit.done()]
         match kind:
             case "come":
-                crowd.come(*what)
+                crowd.come(*asked)
             case "end" if inside:
-                crowd.inside[inside[what[0] % len(inside)]].set()
+                crowd.inside[inside[who % len(inside)]].set()
             case "leave" if pending:
-                pending[what[0] % len(pending)].cancel()
+                pending[who % len(pending)].cancel()
             case "wait":
-                await crowd.clock.advance(what[0])
-            case "end and leave" if inside:  # in the same turn of the loop
-                crowd.inside[inside[what[0] % len(inside)]].set()
+                await crowd.clock.advance(asked[3] / 3)
+            case "end and leave" if inside:  # the permit comes in the same turn of the loop
+                crowd.inside[inside[who % len(inside)]].set()
                 await asyncio.sleep(0)
-                for visit in [visit for visit in pending if visit not in inside][: what[1]]:
+                for visit in [visit for visit in pending if visit not in inside][:more]:
                     visit.cancel()
         await settle()
         crowd.check()

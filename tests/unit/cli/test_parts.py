@@ -133,7 +133,12 @@ def test_differences_name_the_first_place():
     assert third == "question 3: token 1 is the end disaggregated and 8 colocated"
 
 
-DOOR = DoorOptions(AdmissionConfig(3, 4, 5000, 2.5), LimitsConfig(6, 7000), 1000, 20.0)
+DOOR = DoorOptions(
+    admission=AdmissionConfig(3, 4, 5000, 2.5),
+    limits=LimitsConfig(6, 7000),
+    max_body_bytes=1000,
+    request_timeout_s=20.0,
+)
 
 
 def test_threads_are_divided_over_workers():

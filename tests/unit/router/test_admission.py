@@ -110,7 +110,8 @@ async def test_a_permit_that_comes_while_its_client_leaves_is_not_lost():
     await settle()
     leave.set()
     await asyncio.sleep(0)
-    await asyncio.sleep(0)  # a has left, b has its permit but has not run
+    assert door.admission.num_waiting == 1, "a has left, b has its permit"
+    assert door.entered == ["a"], "but has not run"
     second.cancel()
     await settle()
     assert door.entered[-1] == "c"
