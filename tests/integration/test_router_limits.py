@@ -1,6 +1,7 @@
 """Limits, deadlines and a full queue as clients of both doors see them."""
 
 import asyncio
+import json
 import re
 
 import grpc
@@ -12,7 +13,8 @@ from grpc_status import rpc_status
 from contracts.errors import RateLimited
 from contracts.pb.diptych.v1 import inference_pb2 as pb
 from contracts.pb.diptych.v1 import inference_pb2_grpc, types_pb2
-from router.config import AdmissionConfig, LimitsConfig
+from router.config import AccessConfig, AdmissionConfig, LimitsConfig
+from router.keys import hash_of, new_key
 from rpc.channel import open_channel
 from rpc.errors import from_rpc_error
 from tests.integration.router_harness import MODEL, events, router_config, running_router
@@ -170,3 +172,16 @@ async def test_who_cannot_be_in_time_is_429_at_once(served):
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     go_on(served)
     assert [r.status_code for r in await asyncio.gather(*visits)] == [200] * 4
+
+
+async def test_a_key_has_no_better_priority_than_its_best_at_workers_too(tmp_path):
+    key = new_key()
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps({"keys": [{"name": "a", "hash": hash_of(key), "best_priority": 3}]}))
+    async with running_router(router_config(tmp_path, access=AccessConfig(api_keys=keys))) as running:
+        await running.cluster.pools(1, 1)
+        for priority in (-5, 7):
+            body = {**BASE, "priority": priority, "diptych": {"route": "colocated"}}
+            response = await running.http.post(PATH, json=body, headers={"Authorization": f"Bearer {key}"})
+            assert response.status_code == 200
+        assert [request.priority for request in running.cluster.workers[1].seen] == [3, 7]
