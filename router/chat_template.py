@@ -66,6 +66,13 @@ class Conversation:
     continue_final_message: bool = False
     template: str | None = None
 
+    @property
+    def num_chars(self) -> int:
+        """About how long it is rendered: what was said, calls and tools."""
+        said = sum(len(message.content or "") for message in self.messages)
+        calls = sum(len(str(message.tool_calls)) for message in self.messages if message.tool_calls)
+        return said + calls + (len(str(self.tools)) if self.tools else 0)
+
 
 class TemplateRefusal(Exception):
     """The template does not take this conversation, or is none; the message is for whoever sent it."""

@@ -69,7 +69,7 @@ def _length(prompt: Prompt) -> float:
         case TextPrompt(text):
             return len(text) / _CHARS_PER_TOKEN
         case ChatPrompt(conversation):
-            return sum(len(message.content or "") for message in conversation.messages) / _CHARS_PER_TOKEN
+            return conversation.num_chars / _CHARS_PER_TOKEN
 
 
 class RateLimits:

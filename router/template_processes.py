@@ -24,7 +24,6 @@ from router.chat_template import ChatTemplate, Conversation, TemplateRefusal, co
 from router.template_child import LENGTH_BYTES
 
 log = get_logger(__name__)
-_THREAD_ABOVE = 64 * 1024  # characters of a conversation, about 0.3 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +50,7 @@ class TemplateProcesses:
 
     async def render(self, template: ChatTemplate, conversation: Conversation) -> str:
         """The prompt's text. Raises InvalidRequest with the template's own words, or the bound that it does not keep."""
-        num_chars = sum(len(message.content or "") for message in conversation.messages)
-        if num_chars > _THREAD_ABOVE:
-            request = await asyncio.to_thread(self._request, template, conversation)
-        else:
-            request = self._request(template, conversation)
+        request = self._request(template, conversation)
         # A client that leaves in the middle does not cost the process: it is in step again when this rendering has ended.
         job = asyncio.ensure_future(self._run(request))
         self._jobs.add(job)

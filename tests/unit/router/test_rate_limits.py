@@ -1,5 +1,7 @@
 """A caller's limits around a request: charged with what it may take, corrected by what it took."""
 
+from dataclasses import replace
+
 import pytest
 
 from contracts.clock import VirtualClock, settle
@@ -108,6 +110,20 @@ async def test_without_limits_there_is_no_quota():
 def test_what_a_request_is_charged_with(prompt, changes, tokens):
     ask = Ask(request_id="r", prompt=prompt, sampling=SamplingParams(max_tokens=10), **changes)
     assert Estimator().tokens(ask) == tokens
+
+
+def test_tools_and_further_prompts_and_their_answers_are_charged_as_well():
+    talk = Conversation((Message("user", "x" * 40),))
+    plain, tools = (
+        Ask(request_id="r", prompt=ChatPrompt(conversation), sampling=SamplingParams(max_tokens=7))
+        for conversation in (talk, replace(talk, tools=({"name": "f" * 4000},)))
+    )
+    assert Estimator().tokens(tools) > Estimator().tokens(plain) + 900
+    prompt = TokenPrompt((1, 2, 3))
+    several = Ask(
+        request_id="r", prompt=prompt, more_prompts=(prompt, prompt), n=2, sampling=SamplingParams(max_tokens=7)
+    )
+    assert Estimator().tokens(several) == 3 * 3 + 6 * 7
 
 
 def test_an_answer_without_a_bound_is_taken_for_the_average_one():
