@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from socketserver import StreamRequestHandler
 from types import TracebackType
 from typing import NoReturn, Self, TypeVar, cast
 from wsgiref.simple_server import WSGIServer
@@ -36,7 +37,11 @@ from rpc.server import join_address
 log = get_logger(__name__)
 T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1
-_COLLECT_AFTER = (10_000, 10, 10)  # objects more, and collections of the generation before; Python's own is (700, 10, 10)
+_COLLECT_AFTER = (
+    10_000,
+    10,
+    10,
+)  # objects more, and collections of the generation before; Python's own is (700, 10, 10)
 
 
 class FatalError(LoggableError):
@@ -194,9 +199,11 @@ async def in_daemon_thread(work: Callable[[], T], name: str) -> T:
 
 
 class MetricsPort:
-    """`/metrics` over HTTP in a thread of its own. Owns the port until `close`."""
+    """`/metrics` over HTTP in a thread of its own, and one for each caller, which has `stall_s` to say what it wants and to
+    take its answer. Owns the port until `close`.
+    """
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
+    def __init__(self, host: str, port: int, registry: CollectorRegistry, stall_s: float = 10.0) -> None:
         """Listen; ConfigError when the port is busy. Port 0 takes a free one."""
         try:
             server, self._thread = prometheus_client.start_http_server(port, host, registry)
@@ -204,6 +211,9 @@ class MetricsPort:
             where = join_address(host, port)
             raise ConfigError(f"cannot listen on {where} for metrics: {error.strerror or error}") from error
         self._server: WSGIServer = server
+        self._server.RequestHandlerClass = _patient(
+            cast("type[StreamRequestHandler]", self._server.RequestHandlerClass), stall_s
+        )
         self.port = int(self._server.server_address[1])
 
     def close(self) -> None:
@@ -211,3 +221,18 @@ class MetricsPort:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def _patient(handler: type[StreamRequestHandler], limit_s: float) -> type[StreamRequestHandler]:
+    """The same, but for callers that say or take nothing for `limit_s`: they are left."""
+
+    class Patient(handler):  # type: ignore[misc, valid-type]
+        timeout = limit_s
+
+        def handle(self) -> None:
+            try:
+                super().handle()
+            except TimeoutError:
+                log.info("connection cut", client=str(self.client_address), reason="it does not go on", stall_s=limit_s)
+
+    return Patient

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -96,7 +97,10 @@ def _alive(pid: int) -> bool:
 def test_the_metrics_port() -> None:
     registry = CollectorRegistry()
     Counter("steps", "Steps.", registry=registry).inc()
-    metrics = MetricsPort("127.0.0.1", 0, registry)
+    metrics = MetricsPort("127.0.0.1", 0, registry, stall_s=0.2)
+    with socket.create_connection(("127.0.0.1", metrics.port), 5) as silent:
+        silent.send(b"GET /metrics HTTP/1.1")
+        assert silent.recv(1000) == b"", "who says no more is not waited for"
     with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics") as answer:
         assert b"steps_total 1.0" in answer.read()
     with pytest.raises(ConfigError, match=f"127.0.0.1:{metrics.port}"):
