@@ -33,7 +33,8 @@ ADMISSION_OPTIONS = (
         type=flags.POSITIVE,
         metavar="ANSWERS",
         default=_DEFAULTS.max_running,
-        help="Answers that are made at once; a request of n counts n. Near what the workers run at once, nobody waits unfairly in theirs.",
+        help="Answers that are made at once; a request of n counts n. "
+        "Near what the workers run at once, nobody waits unfairly in theirs.",
     ),
     option(
         "--max-waiting",
