@@ -23,6 +23,7 @@ from contracts.sampling import MAX_SEED, SamplingParams
 from router.chat_template import ChatTemplate, Conversation
 from router.tokenizer import Tokenizer
 
+_MORE_TEMPLATES = "additional_chat_templates"
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -115,18 +116,24 @@ def _read_tokenizer(path: Path) -> HFTokenizer:
 
 
 def _template_sources(model_dir: Path, tokenizer_config: Mapping[str, object]) -> dict[str, str]:
-    """Templates by their names, as Hugging Face has them: "default", and some models' "tool_use"."""
-    file = model_dir / "chat_template.jinja"
-    if file.is_file():
-        try:
-            return {"default": file.read_text(encoding="utf-8")}
-        except (OSError, ValueError) as error:
-            raise ModelLoadError(f"{file}: {error}") from error
+    """Templates by their names, as Hugging Face has them: "default", and some models' "tool_use". Files go before the config."""
     source = tokenizer_config.get("chat_template")
+    sources = {"default": source} if isinstance(source, str) else {}
     if isinstance(source, list):  # several by name
         named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
-        return {name: text for name, text in named.items() if isinstance(name, str) and isinstance(text, str)}
-    return {"default": source} if isinstance(source, str) else {}
+        sources = {name: text for name, text in named.items() if isinstance(name, str) and isinstance(text, str)}
+    default = model_dir / "chat_template.jinja"
+    if not default.is_file():
+        return sources
+    files = {"default": default, **{file.stem: file for file in (model_dir / _MORE_TEMPLATES).glob("*.jinja")}}
+    return {name: _read_text(file) for name, file in files.items()}
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{file}: {error}") from error
 
 
 def _token_text(value: object) -> str | None:

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer as HFTokenizer
 from tokenizers import processors
 
 from contracts.errors import InvalidRequest, ModelLoadError
+from contracts.families import ARCHITECTURES
 from engine.models.config import read_model_config
 from router.chat_template import ChatTemplate, Conversation, Message
 from router.model_card import load_model_card
@@ -145,8 +146,29 @@ def test_where_templates_are_kept(tmp_path, form):
         },
         "file": {"chat_template__jinja": "{{ eos_token }}", "tokenizer_config__json": {"eos_token": "E"}},
     }
-    card = load_model_card(write_model(tmp_path, **files[form]), "m")
-    assert card.chat_template.render(Conversation((Message("user", "x"),))) == "E"
+    directory = write_model(tmp_path, **files[form])
+    if form == "file":
+        (directory / "additional_chat_templates").mkdir()
+        (directory / "additional_chat_templates/tool_use.jinja").write_text("no")
+    card = load_model_card(directory, "m")
+    plain = Conversation((Message("user", "x"),))
+    assert card.template_for(plain).render(plain) == "E"
+    with_tools = replace(plain, tools=({"type": "function"},))
+    assert card.template_for(with_tools).render(with_tools) == ("E" if form == "string" else "no")
+
+
+@pytest.mark.parametrize("left_out", ["max_position_embeddings", "vocab_size"])
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, "Unknown"])
+def test_what_a_config_leaves_out_is_what_the_engine_takes(tmp_path, architecture, left_out):
+    config = json.loads((TINY / "config.json").read_text()) | {"architectures": [architecture]}
+    del config[left_out]
+    directory = write_model(tmp_path, config__json=config)
+    if architecture == "Unknown":
+        with pytest.raises(ModelLoadError, match=left_out):
+            load_model_card(directory, "m")
+    else:
+        engine, card = read_model_config(directory), load_model_card(directory, "m")
+        assert (card.vocab_size, card.max_model_len) == (engine.vocab_size, engine.context_len)
 
 
 @pytest.mark.parametrize(
