@@ -25,7 +25,7 @@ _MAX_CONNECTORS = 32
 
 def word_to_bytes(info: WorkerInfo, load: WorkerLoad) -> bytes:
     """Raises InvalidRequest for a worker that nobody would believe."""
-    _check(info, load)
+    check_word(info, load)
     message = registry_pb2.AnnounceRequest(
         info=wire_handoff.worker_info_to_pb(info), load=wire_handoff.worker_load_to_pb(load)
     )
@@ -41,7 +41,7 @@ def word_from_bytes(data: bytes) -> tuple[WorkerInfo, WorkerLoad]:
     except DecodeError as error:
         raise InvalidRequest("word", data[:16], "must be an AnnounceRequest") from error
     info, load = wire_handoff.worker_info_from_pb(message.info), wire_handoff.worker_load_from_pb(message.load)
-    _check(info, load)
+    check_word(info, load)
     return info, load
 
 
@@ -82,7 +82,8 @@ def check_worker_id(worker_id: str) -> None:
         raise InvalidRequest("worker_id", worker_id, f"must be printable, of 1 to {MAX_ID_CHARS} characters")
 
 
-def _check(info: WorkerInfo, load: WorkerLoad) -> None:
+def check_word(info: WorkerInfo, load: WorkerLoad) -> None:
+    """Raises InvalidRequest, naming the field, for what no worker would say; NaN would spoil every choice that it is part of."""
     ref = info.ref
     check_worker_id(ref.worker_id)
     if not 0 <= ref.epoch <= MAX_EPOCH:

@@ -25,6 +25,7 @@ from contracts.wire import (
     stages_to_pb,
 )
 from contracts.wire_handoff import worker_info_from_pb, worker_load_from_pb, worker_ref_from_pb
+from registry.wire import check_word
 from router.exchange import Ask, Piece, Prompt, TextPrompt, TokenPrompt, valid_traceparent
 from router.grpc_chat import chat_prompt
 from router.key_door import authorization
@@ -124,6 +125,7 @@ class RegistryServicer(registry_pb2_grpc.RegistryServicer):
         """See the service's definition."""
         del context
         info, load = worker_info_from_pb(request.info), worker_load_from_pb(request.load)
+        check_word(info, load)
         return registry_pb2.AnnounceResponse(ttl_s=await self._registry.announce(info, load))
 
     async def Leave(self, request: registry_pb2.LeaveRequest, context: _LeaveContext) -> registry_pb2.LeaveResponse:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from contracts.errors import WorkerIdTaken
+from contracts.errors import InvalidRequest, WorkerIdTaken
 from contracts.kv_layout import KVLayout
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
 from router.config import RegistryConfig
@@ -91,6 +91,23 @@ async def test_a_worker_that_says_it_is_tiny_makes_nobody_else_smaller(tmp_path)
             body = {"model": MODEL, "prompt": "It is", "max_tokens": 500}
             answer = await running.http.post("/v1/completions", json=body)
             assert answer.status_code == 200, answer.text
+        assert await running.metric("diptych_failed_attempts_total") == 0, "nobody was sent there"
         (model,) = (await running.http.get("/v1/models")).json()["data"]
         assert model["max_model_len"] == min(1024, running.card.max_model_len)
         await client.close()
+
+
+@pytest.mark.parametrize(
+    ("info_changes", "load", "field"),
+    [
+        ({"address": "unix:/tmp/x"}, WorkerLoad(), "info.address"),
+        ({"ref": WorkerRef("two\nlines", 1)}, WorkerLoad(), "worker_id"),
+        ({}, WorkerLoad(kv_usage=float("nan")), "load.kv_usage"),
+    ],
+)
+async def test_what_no_worker_would_say_is_refused_by_field(running, info_changes, load, field):
+    client = GrpcRegistryClient(running.target)
+    with pytest.raises(InvalidRequest, match=field):
+        await client.announce(replace(info(1, "127.0.0.1:9"), **info_changes), load)
+    assert await ready(running) == 0
+    await client.close()
