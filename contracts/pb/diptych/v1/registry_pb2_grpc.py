@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class RegistryStub(object):
-    """The router's door for workers. Trusted network only.
+    """The router's door for workers. Whoever reaches it can speak for workers, unless the port asks for certificates or the cluster
+    has a secret.
     """
 
     def __init__(self, channel):
@@ -48,7 +49,8 @@ class RegistryStub(object):
 
 
 class RegistryServicer(object):
-    """The router's door for workers. Trusted network only.
+    """The router's door for workers. Whoever reaches it can speak for workers, unless the port asks for certificates or the cluster
+    has a secret.
     """
 
     def Announce(self, request, context):
@@ -59,7 +61,8 @@ class RegistryServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Leave(self, request, context):
-        """Says that a worker takes no new work from now on.
+        """Says that a worker takes no new work from now on. Believed of the very life that is known, and for so long that no late
+        announcement brings it back.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +90,8 @@ def add_RegistryServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Registry(object):
-    """The router's door for workers. Trusted network only.
+    """The router's door for workers. Whoever reaches it can speak for workers, unless the port asks for certificates or the cluster
+    has a secret.
     """
 
     @staticmethod
