@@ -165,8 +165,8 @@ class PolicyConfig:
     A prompt that was sent to a worker counts as cached there for `expect_s`, until the worker itself tells.
     """
 
-    prefill: str = "least_loaded"
-    decode: str = "least_loaded"
+    prefill: str = "prefix_aware"
+    decode: str = "prefix_aware"
     expect_s: float = 5.0
 
 
