@@ -5,9 +5,7 @@ Does not know requests, connections or policies.
 
 from __future__ import annotations
 
-import math
-
-from contracts.worker import WorkerInfo, WorkerKind
+from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad
 from router.policies import Candidate
 from router.registry import Worker
 
@@ -21,7 +19,7 @@ class Tally:
         self._num_tokens = 0  # still to be computed
         self._num_kv_tokens = 0
         self._num_computing = 0  # requests that have any of the former
-        self._heard_at = -math.inf
+        self._announced: WorkerLoad | None = None
         self._others = 1.0
 
     def add(self, num_requests: int, num_tokens: int, num_kv_tokens: int) -> None:
@@ -38,8 +36,8 @@ class Tally:
 
     def candidate(self, worker: Worker, *, doubtful: bool = False) -> Candidate:
         """The worker as policies see it; what it announced last, less what is ours of it, is others'."""
-        if worker.heard_at != self._heard_at:
-            self._heard_at = worker.heard_at
+        if worker.load is not self._announced:  # another word, not the same one heard of again
+            self._announced = worker.load
             announced = worker.load.num_running + worker.load.num_waiting
             ours = self._num_computing if self.info.kind is WorkerKind.PREFILL else self.num_inflight
             self._others = max(0, announced - ours) / announced if announced else 0.0

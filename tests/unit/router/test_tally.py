@@ -1,5 +1,7 @@
 """A router's own account of a worker, beside the worker's word: nothing is counted twice, and others' requests are seen."""
 
+from dataclasses import replace
+
 import pytest
 
 from contracts.kv_layout import KVLayout
@@ -42,6 +44,16 @@ def test_others_are_what_was_announced_beyond_ours_at_that_time():
     assert burden(tally.candidate(word)) == 600, "and what is done comes off"
     assert tally.candidate(announced(kind, 2.0, num_running=2)).others == 1.0, "ours are computed: those are others'"
     assert burden(tally.candidate(announced(kind, 3.0))) == 0
+
+
+def test_a_word_that_is_heard_of_again_is_no_new_one():
+    """A look into Redis says when the worker spoke last, not what it would say now."""
+    tally = Tally(info(WorkerKind.PREFILL))
+    word = announced(WorkerKind.PREFILL, 1.0, num_waiting=4, num_queued_tokens=400)
+    assert burden(tally.candidate(word)) == 400
+    for _ in range(4):
+        tally.add(1, 100, 0)
+    assert burden(tally.candidate(replace(word, heard_at=1.1))) == 800
 
 
 def test_a_prefill_worker_may_still_have_ours_that_are_computed():
