@@ -103,7 +103,7 @@ class _Ear:
         self._followed = followed
         self._info = info
         self.ref = info.ref
-        self._snapshot: list[int] = []
+        self._num_in_snapshot = 0  # blocks of the snapshot that is under way
         self.num_messages = 0
 
     def hear(self, message: blocks_pb2.WatchResponse) -> None:
@@ -115,20 +115,26 @@ class _Ear:
         self.num_messages += 1
         match message.WhichOneof("event"):
             case "snapshot":
-                self._snapshot.extend(message.snapshot.blocks)
-                if len(self._snapshot) > self._info.num_blocks:
-                    raise HandoffError(
-                        f"block events: got a snapshot of more than the {self._info.num_blocks} blocks there are"
-                    )
-                if not message.snapshot.more:
-                    snapshot, self._snapshot = self._snapshot, []
-                    self._index.replace(ref, snapshot)
-                    self._followed[ref] = self._info
+                self._take_snapshot(message.snapshot)
             case "changes":
                 self._index.removed(ref, message.changes.removed)
                 self._index.stored(ref, message.changes.stored)
             case other:
                 raise HandoffError(f"block events: got event {other}, must be snapshot or changes")
+
+    def _take_snapshot(self, part: blocks_pb2.BlockSnapshot) -> None:
+        """Each part counts at once, so that none of them holds the event loop for long."""
+        size = self._num_in_snapshot + len(part.blocks)
+        if size > self._info.num_blocks:
+            raise HandoffError(
+                f"block events: got a snapshot of more than the {self._info.num_blocks} blocks there are"
+            )
+        if self._num_in_snapshot:
+            self._index.stored(self.ref, part.blocks)
+        else:
+            self._index.replace(self.ref, part.blocks)
+        self._num_in_snapshot = size if part.more else 0
+        self._followed[self.ref] = self._info
 
 
 async def _listen(stub: blocks_pb2_grpc.BlockEventsAsyncStub, ear: _Ear) -> Exception | None:

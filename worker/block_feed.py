@@ -23,7 +23,9 @@ from engine.engine import Engine
 from engine.kv.block_news import BlockChanges
 
 MAX_READERS = 256
-MAX_NAMES = 65_536  # in one message: half a megabyte
+MAX_NAMES = (
+    8192  # in one message: what a router takes in without holding its event loop for more than a few milliseconds
+)
 _FEW = 1024  # changes that may wait however small the snapshot is
 
 

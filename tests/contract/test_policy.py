@@ -1,7 +1,9 @@
 """What every policy keeps, whatever it prefers; then what each of them prefers."""
 
+import re
 from collections import Counter
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -235,6 +237,18 @@ class FirstOfAll:
 
     def choose(self, candidates, query):
         return candidates[0]
+
+
+def test_the_example_of_the_docs_is_a_policy():
+    """docs/policies.md"""
+    page = (Path(__file__).parents[2] / "docs/policies.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names_in_it: dict = {}
+    exec(example, names_in_it)
+    policy = names_in_it["NearestRack"](PolicyContext())
+    pool = [candidate("rack-1-a"), candidate("rack-7-a", tokens=9), candidate("rack-7-b")]
+    assert names(policy, pool, [QUERY] * 2) == ["rack-7-b"] * 2
+    assert names(policy, pool[:1], [QUERY]) == ["rack-1-a"]
 
 
 def broken(context):

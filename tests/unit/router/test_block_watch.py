@@ -40,9 +40,9 @@ def heard(ear, *messages):
     return ear._index.names(REF)
 
 
-def test_a_snapshot_may_come_in_parts_and_counts_when_it_is_whole(ear):
+def test_a_snapshot_may_come_in_parts_each_of_which_counts_at_once(ear):
     ear._index.stored(REF, [9])
-    assert heard(ear, message(1, snapshot={"blocks": [1, 2], "more": True})) == {9}
+    assert heard(ear, message(1, snapshot={"blocks": [1, 2], "more": True})) == {1, 2}
     assert heard(ear, message(2, snapshot={"blocks": [3]})) == {1, 2, 3}
     assert heard(ear, message(3, changes={"stored": [4], "removed": [1]})) == {2, 3, 4}
     assert heard(ear, message(4, snapshot={})) == set(), "a new one is all there is"
@@ -63,6 +63,7 @@ def test_what_is_removed_makes_room_for_what_is_stored(ear):
         (message(2, WorkerRef("w", 2), changes={"stored": [1]}), StaleEpoch),
         (message(2, WorkerRef("x", 3), changes={"stored": [1]}), HandoffError),
         (message(2, snapshot={"blocks": range(9)}), HandoffError),
+        (message(2, snapshot={"blocks": range(9), "more": True}), HandoffError),
     ],
 )
 def test_what_cannot_be_next_changes_nothing_and_ends_the_stream(ear, wrong, error):
@@ -128,6 +129,13 @@ async def watching(*streams, seconds=0.0):
     for _ in range(int(seconds * 20)):
         await clock.advance(0.05)
     return watch, index, channel
+
+
+def test_parts_together_may_not_be_more_than_the_worker_holds(ear):
+    heard(ear, message(1, snapshot={"blocks": range(6), "more": True}))
+    with pytest.raises(HandoffError, match="more than the 8 blocks"):
+        ear.hear(message(2, snapshot={"blocks": range(6, 9)}))
+    assert len(ear._index.names(REF)) == 6
 
 
 async def test_after_a_gap_it_asks_anew_and_keeps_what_it_knew_until_then():

@@ -47,7 +47,7 @@ class BlockEventsServicer(object):
     """
 
     def Watch(self, request, context):
-        """First all that there is, as one snapshot in one or more messages; from then on what changes, at most one message per engine
+        """First all that there is, a snapshot in one or more messages; from then on what changes, at most one message per engine
         step. A reader that falls behind gets a new snapshot instead of what it missed. Ends only with the worker or the caller.
         FAILED_PRECONDITION when another worker, or another life of it, is meant.
         """

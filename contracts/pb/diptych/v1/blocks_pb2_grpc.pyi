@@ -61,7 +61,7 @@ class BlockEventsStub(typing.Generic[_BlockEventsWatchType]):
     ], channel: grpc.aio.Channel) -> None: ...
 
     Watch: _BlockEventsWatchType
-    """First all that there is, as one snapshot in one or more messages; from then on what changes, at most one message per engine
+    """First all that there is, a snapshot in one or more messages; from then on what changes, at most one message per engine
     step. A reader that falls behind gets a new snapshot instead of what it missed. Ends only with the worker or the caller.
     FAILED_PRECONDITION when another worker, or another life of it, is meant.
     """
@@ -82,7 +82,7 @@ class BlockEventsServicer(metaclass=abc.ABCMeta):
         request: contracts.pb.diptych.v1.blocks_pb2.WatchRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[contracts.pb.diptych.v1.blocks_pb2.WatchResponse], collections.abc.AsyncIterator[contracts.pb.diptych.v1.blocks_pb2.WatchResponse]]:
-        """First all that there is, as one snapshot in one or more messages; from then on what changes, at most one message per engine
+        """First all that there is, a snapshot in one or more messages; from then on what changes, at most one message per engine
         step. A reader that falls behind gets a new snapshot instead of what it missed. Ends only with the worker or the caller.
         FAILED_PRECONDITION when another worker, or another life of it, is meant.
         """
