@@ -55,9 +55,7 @@ class BlockWatch:
         info = change.info
         if change.kind is ChangeKind.JOINED:
             self._index.join(info)
-            following = asyncio.ensure_future(self._follow(info))
-            following.add_done_callback(lambda task: self._ended(task, info))
-            self._following[info.ref] = following
+            self._begin(info)
             return
         self._index.forget(info.ref)
         self._followed.pop(info.ref, None)
@@ -74,7 +72,13 @@ class BlockWatch:
             task.cancel()
         await asyncio.gather(*following.values(), *self._ending, return_exceptions=True)
 
-    async def _follow(self, info: WorkerInfo) -> None:
+    def _begin(self, info: WorkerInfo, after_s: float = 0.0) -> None:
+        task = asyncio.ensure_future(self._follow(info, after_s))
+        task.add_done_callback(lambda task: self._ended(task, info))
+        self._following[info.ref] = task
+
+    async def _follow(self, info: WorkerInfo, after_s: float) -> None:
+        await self._clock.sleep(after_s)
         async with self._opener(info.address, self._config) as channel:
             stub = blocks_pb2_grpc.BlockEventsStub(channel)
             pause_s = _FIRST_PAUSE_S
@@ -91,8 +95,11 @@ class BlockWatch:
 
     def _ended(self, task: asyncio.Task[None], info: WorkerInfo) -> None:
         error = None if task.cancelled() else task.exception()
-        if error is not None:
-            log.error("a task of this router died: its worker's blocks are not known", error, worker=info.ref.worker_id)
+        if error is None:
+            return
+        log.error("following a worker failed; it is tried again", error, worker_id=info.ref.worker_id)
+        if self._following.get(info.ref) is task:
+            self._begin(info, _LONGEST_PAUSE_S)
 
 
 class _Ear:

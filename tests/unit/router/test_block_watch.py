@@ -168,6 +168,18 @@ async def test_a_worker_without_the_service_is_asked_once():
     await watch.close()
 
 
+async def test_a_fault_of_ours_is_said_and_does_not_end_it_for_good():
+    clock = VirtualClock()
+    index, stream = PrefixIndex(clock), Stream(message(1, snapshot={"blocks": [1]}), end="never")
+    channels = [Channel(clock, Stream(end=ZeroDivisionError("mine"))), Channel(clock, stream)]
+    watch = BlockWatch(index, clock, ChannelConfig(), lambda address, config: channels.pop(0))
+    watch.on_change(Change(ChangeKind.JOINED, INFO))
+    for _ in range(20):
+        await clock.advance(0.5)
+    assert index.names(REF) == {1}
+    await watch.close()
+
+
 @pytest.mark.parametrize("kind", [ChangeKind.LEFT, ChangeKind.LOST])
 async def test_who_goes_is_forgotten(kind):
     stream = Stream(message(1, snapshot={"blocks": [1]}), end="never")
