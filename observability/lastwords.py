@@ -16,7 +16,7 @@ from typing import Any
 from observability.log import get_logger
 
 log = get_logger(__name__)
-_WORDS = re.compile(r"[A-Za-z ,'-]*")
+_WORDS = re.compile(r"[A-Za-z ,'-]*")  # asyncio's own; a callback, and what it was called with, come after them
 
 
 def install() -> None:
@@ -50,6 +50,5 @@ def _on_loop(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     error = context.get("exception")
     task = context.get("task") or context.get("future")
     name = task.get_name() if isinstance(task, asyncio.Task) else ""
-    log.error(
-        "an error that nobody took", error, what=str(context.get("message", "")), task=name
-    )  # asyncio's own words
+    said = _WORDS.match(str(context.get("message", "")))
+    log.error("an error that nobody took", error, what=said[0].strip() if said else "", task=name)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import hmac
+import os
 import re
 import secrets
 import stat
@@ -25,13 +26,17 @@ import msgspec
 from contracts.errors import ConfigError, Unauthenticated
 from observability.log import get_logger
 from router.caller import ANYBODY, Caller
+from rpc.files import FileState, file_state
 
 log = get_logger(__name__)
 KEY_PREFIX = "sk-diptych-"
 HASH_PREFIX = "sha256:"
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 _NAME = re.compile(r"[\w.@+-]{1,64}")
+_IN_CLEAR = re.compile(KEY_PREFIX + r"[\w-]*")
 _MAX_PRESENTED_CHARS = 256
+_MAX_FILE_BYTES = 64 * 2**20  # some hundred thousand keys
+_MOST = 2**31 - 1  # what a limit, and a priority on the wire, can be
 _SHOWN_HASH_CHARS = 8
 
 
@@ -67,14 +72,18 @@ class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Raise ValueError, which msgspec gives the entry's place in the file."""
         if not _NAME.fullmatch(self.name):
             raise ValueError(f"name: got {self.name!r}, must be 1 to 64 letters, digits or . _ @ + -")
+        if _IN_CLEAR.search(self.name):  # names stand in logs
+            raise ValueError("name: is a key; it must be its owner's name")
         if not _HASH.fullmatch(self.hash):  # what stands there may be a key in clear, so it is not shown
             raise ValueError(f"hash of {self.name}: must be {HASH_PREFIX} and 64 lower-case hexadecimal digits")
         if not 0 < self.weight < float("inf"):
             raise ValueError(f"weight of {self.name}: got {self.weight:g}, must be above 0")
         limits = {"tokens_per_minute": self.tokens_per_minute, "requests_per_minute": self.requests_per_minute}
         for field, limit in limits.items():
-            if limit is not None and limit < 1:
-                raise ValueError(f"{field} of {self.name}: got {limit}, must be at least 1")
+            if limit is not None and not 1 <= limit <= _MOST:
+                raise ValueError(f"{field} of {self.name}: got {limit}, must be at least 1 and at most {_MOST}")
+        if self.best_priority is not None and not -_MOST <= self.best_priority <= _MOST:
+            raise ValueError(f"best_priority of {self.name}: got {self.best_priority}, must be within +-{_MOST}")
 
 
 class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,13 +105,25 @@ def hash_of(key: str) -> str:
 def read_key_file(path: Path) -> KeyFile:
     """Raises ConfigError naming the file, the entry and what is wrong with it; never the content of a hash."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=KeyFile)
+        found = msgspec.json.decode(_content(path), type=KeyFile)
     except OSError as error:
         raise ConfigError(f"key file {path}: {error.strerror or error}") from error
-    except msgspec.DecodeError as error:  # its message has types and places, no values but those of KeyEntry
-        raise ConfigError(f"key file {path}: {error}") from error
+    except msgspec.DecodeError as error:  # its message has types, places, unknown fields, and values of KeyEntry
+        said = _IN_CLEAR.sub(KEY_PREFIX + "…", str(error))  # a key that stands in a wrong place
+        raise ConfigError(f"key file {path}: {said}") from None
     check_keys(found, path)
     return found
+
+
+def _content(path: Path) -> bytes:
+    """All of a file; OSError for what has no end, or gives nothing until somebody writes: the router would wait for it."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError("is no file" if not stat.S_ISDIR(found.st_mode) else "Is a directory")
+        if found.st_size > _MAX_FILE_BYTES:
+            raise OSError(f"has {found.st_size} bytes, at most {_MAX_FILE_BYTES} are read")
+        return file.read(_MAX_FILE_BYTES)
 
 
 def check_keys(found: KeyFile, path: Path) -> None:
@@ -141,7 +162,8 @@ class KeyBook:
         """Raises ConfigError for a file that cannot be used. `today` is the date in UTC."""
         self._path = path
         self._today = today if today is not None else _today
-        self._seen = _signature(path)
+        self._seen: FileState = file_state(path)
+        self._refused: tuple[FileState, str] | None = None  # the file as it is cannot be used, and why
         self._by_hash = _by_hash(read_key_file(path))
         log.info("api keys", file=str(path), keys=len(self._by_hash))
         if path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -169,16 +191,21 @@ class KeyBook:
         return entry.caller
 
     def refresh(self) -> None:
-        """Read the file again if it changed. One that cannot be used changes nothing, and is complained of once."""
-        signature = _signature(self._path)
-        if signature == self._seen:
+        """Read the file again if it changed. One that cannot be used changes nothing, is complained of once, and is read
+        until it can: it may have been this process that could not, so that a key that was revoked would be good for ever.
+        """
+        signature = file_state(self._path)
+        if signature == self._seen and self._refused is None:
             return
         self._seen = signature
         try:
             by_hash = _by_hash(read_key_file(self._path))
         except ConfigError as error:
-            log.error("the key file cannot be used; the keys stay what they were", reason=error)
+            if self._refused != (signature, error.message):
+                log.error("the key file cannot be used; the keys stay what they were", reason=error)
+            self._refused = signature, error.message
             return
+        self._refused = None
         added, gone = by_hash.keys() - self._by_hash.keys(), self._by_hash.keys() - by_hash.keys()
         self._by_hash = by_hash
         log.info("api keys read again", keys=len(by_hash), added=len(added), removed=len(gone))
@@ -186,15 +213,6 @@ class KeyBook:
 
 def _by_hash(found: KeyFile) -> Mapping[str, KeyEntry]:
     return {entry.hash: entry for entry in found.keys}
-
-
-def _signature(path: Path) -> tuple[int, int, int] | None:
-    """What changes when the file does, also when another is put in its place; None when there is none."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _today() -> datetime.date:

@@ -1,4 +1,4 @@
-"""How many files, and so connections, this process may have open.
+"""How many files, and so connections, this process may have open; and whether a file has changed since.
 
 Shells give a process a soft limit of 1024 for the sake of programs that use select(), which ours do not: it is raised to the
 hard one, as its manual asks. Does not know who connects.
@@ -7,10 +7,12 @@ hard one, as its manual asks. Does not know who connects.
 from __future__ import annotations
 
 import resource
+from pathlib import Path
 
 from observability.log import get_logger
 
 log = get_logger(__name__)
+FileState = tuple[int, int, int, int] | None
 _ENDLESS = 2**20  # in place of a hard limit that is none: some systems refuse more
 
 
@@ -26,3 +28,12 @@ def raise_file_limit() -> int:
         log.warning("the limit of open files stays as it was", limit=soft, reason=error)
         return soft
     return wanted
+
+
+def file_state(path: Path) -> FileState:
+    """What changes when the file does: its content, who may read it, which file a link leads to; None when there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino

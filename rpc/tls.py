@@ -12,18 +12,22 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from contracts.errors import ConfigError
 from observability.log import get_logger
+from rpc.files import FileState, file_state
 
 log = get_logger(__name__)
-_Signature = tuple[tuple[int, int, int] | None, ...]
+_Signature = tuple[FileState, ...]
+# At files that could not be used: they may be valid from now on, or readable.
+_LOOK_AGAIN = datetime.timedelta(seconds=5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +37,7 @@ class TlsConfig:
     `cert` (its chain after it) and `key` are shown to whoever connects, and to whoever is reached. With `client_ca` whoever
     connects must show a certificate of one of its authorities. With `ca` whoever is reached must, and must bear the name by
     which it was reached, or `server_name` where that is given: workers are reached at addresses, which certificates seldom have.
+    `flags` are those that named `cert`, `key` and `client_ca`, for who has to mend them.
     """
 
     cert: Path | None = None
@@ -40,16 +45,16 @@ class TlsConfig:
     client_ca: Path | None = None
     ca: Path | None = None
     server_name: str = ""
+    flags: tuple[str, str, str] = field(default=("--tls-cert", "--tls-key", "--tls-client-ca"), compare=False)
 
     def __post_init__(self) -> None:
         """Raise ConfigError naming the flag that is missing beside another."""
         if (self.cert is None) != (self.key is None):
-            given, missing = ("--tls-cert", "--tls-key") if self.key is None else ("--tls-key", "--tls-cert")
+            given, missing = self.flags[:2] if self.key is None else self.flags[1::-1]
             raise ConfigError(f"{given}: needs {missing} beside it")
         if self.client_ca is not None and self.cert is None:
-            raise ConfigError(
-                "--tls-client-ca: needs --tls-cert and --tls-key beside it; without them nothing here is TLS"
-            )
+            cert, key, client_ca = self.flags
+            raise ConfigError(f"{client_ca}: needs {cert} and {key} beside it; without them nothing here is TLS")
         if self.server_name and self.ca is None:
             raise ConfigError("--tls-server-name: needs --tls-ca beside it; without it nobody's name is checked")
 
@@ -88,18 +93,23 @@ class TlsFiles:
         self.config = config
         self._now = now if now is not None else _utc_now
         self._state = (_signature(config), load(config, self._now()))  # one value, so that no thread sees half of it
+        # When the files as they are could not be used, and why.
+        self._failed: tuple[datetime.datetime, str] | None = None
 
     def current(self) -> Material:
         """What the files hold; the last that was whole while somebody is renewing them."""
         seen, material = self._state
         signature = _signature(self.config)
-        if signature == seen:
+        if signature == seen and (self._failed is None or abs(self._now() - self._failed[0]) < _LOOK_AGAIN):
             return material
         try:
             material = load(self.config, self._now())
         except ConfigError as error:
-            log.error("renewed TLS files cannot be used; the old ones stay", reason=error)
+            if self._failed is None or self._failed[1] != error.message:
+                log.error("renewed TLS files cannot be used; the old ones stay", reason=error)
+            self._failed = self._now(), error.message
         else:
+            self._failed = None
             expires = "" if material.not_after is None else material.not_after.isoformat()
             log.info("TLS files read again", certificate=str(self.config.cert), expires=expires)
         self._state = (signature, material)
@@ -110,14 +120,15 @@ def load(config: TlsConfig, now: datetime.datetime) -> Material:
     """Read and check the files. Raises ConfigError that names the file and says what is wrong with it."""
     cert = key = client_ca = ca = None
     not_after: datetime.datetime | None = None
+    cert_flag, key_flag, client_ca_flag = config.flags
     if config.cert is not None and config.key is not None:
-        cert, key = _read(config.cert, "--tls-cert"), _read(config.key, "--tls-key")
-        leaf = _certificates(cert, f"--tls-cert {config.cert}")[0]
-        _check_dates(leaf, f"--tls-cert {config.cert}", now)
+        cert, key = _read(config.cert, cert_flag), _read(config.key, key_flag)
+        leaf = _certificates(cert, f"{cert_flag} {config.cert}")[0]
+        _check_dates(leaf, f"{cert_flag} {config.cert}", now)
         _check_pair(leaf, key, config)
         not_after = leaf.not_valid_after_utc
     if config.client_ca is not None:
-        client_ca = _authorities(config.client_ca, "--tls-client-ca", now)
+        client_ca = _authorities(config.client_ca, client_ca_flag, now)
     if config.ca is not None:
         ca = _authorities(config.ca, "--tls-ca", now)
     return Material(cert, key, client_ca, ca, not_after)
@@ -174,15 +185,17 @@ def _check_dates(certificate: x509.Certificate, what: str, now: datetime.datetim
 
 
 def _check_pair(leaf: x509.Certificate, key: bytes, config: TlsConfig) -> None:
-    what = f"--tls-key {config.key}"
+    what = f"{config.flags[1]} {config.key}"
     try:
-        ours = load_pem_private_key(key, None).public_key()
+        ours, theirs = load_pem_private_key(key, None).public_key(), leaf.public_key()
     except TypeError as error:  # cryptography's word for a key that wants a passphrase
         raise ConfigError(f"{what}: is encrypted; give it without a passphrase") from error
     except ValueError as error:
         raise ConfigError(f"{what}: has no PEM private key") from error
+    except UnsupportedAlgorithm as error:
+        raise ConfigError(f"{what}: is of a kind that is not known here") from error
     form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    if ours.public_bytes(*form) != leaf.public_key().public_bytes(*form):
+    if ours.public_bytes(*form) != theirs.public_bytes(*form):
         raise ConfigError(f"{what}: does not belong to the certificate in {config.cert}")
 
 
@@ -197,15 +210,7 @@ def _authorities(path: Path, flag: str, now: datetime.datetime) -> bytes:
 
 def _signature(config: TlsConfig) -> _Signature:
     """What changes when a file does, also when another is put in its place, as Kubernetes does by a link."""
-    return tuple(_file_signature(path) for path in config.paths)
-
-
-def _file_signature(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return tuple(file_state(path) for path in config.paths)
 
 
 def _utc_now() -> datetime.datetime:

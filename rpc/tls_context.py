@@ -1,6 +1,6 @@
 """TLS of Python's own kind, for HTTP: the same files and the same rules as for gRPC (`rpc.tls`).
 
-    server_context(files)   each handshake shows what is current; a refused one is a line in the log
+    server_context(files)   each connection is made with what is current; a refused one is a line in the log
     client_context(config)  for a client that lives shortly
 
 TLS 1.2 and 1.3, suites with forward secrecy and authenticated encryption only. Does not know HTTP.
@@ -9,6 +9,7 @@ TLS 1.2 and 1.3, suites with forward secrecy and authenticated encryption only. 
 from __future__ import annotations
 
 import ssl
+from typing import TypeVar
 
 from contracts.errors import ConfigError
 from observability.log import get_logger
@@ -20,26 +21,10 @@ _SUITES = "ECDHE+AESGCM:ECDHE+CHACHA20"  # of TLS 1.2; 1.3 has no others
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
     """For a listening socket. Raises ConfigError for files that OpenSSL does not take."""
-    state = [(files.current(), _context(files.config, files.current()))]
-
-    def renew(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, context: ssl.SSLContext) -> None:
-        """OpenSSL's hook after a client's hello, whether it named a server or not."""
-        del name, context
-        seen, newest = state[0]
-        material = files.current()
-        if material is not seen:
-            try:
-                newest = _context(files.config, material)
-            except ConfigError as error:
-                log.error("renewed TLS files cannot be used; the old ones stay", reason=error)
-            else:
-                state[0] = (material, newest)
-        connection.context = newest
-
-    context = state[0][1]
-    context.sni_callback = renew
-    context.sslobject_class = _Watched
-    return context
+    material = files.current()
+    context = _Renewed(ssl.PROTOCOL_TLS_SERVER)
+    context.follow(files, material, _configured(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files.config, material))
+    return _configured(context, files.config, material)
 
 
 def client_context(config: TlsConfig) -> ssl.SSLContext:
@@ -54,14 +39,55 @@ def client_context(config: TlsConfig) -> ssl.SSLContext:
     return context
 
 
-def _context(config: TlsConfig, material: Material) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+class _Renewed(ssl.SSLContext):
+    """Makes each connection by a context with the newest files.
+
+    A context of their own, and not OpenSSL's hook that changes a connection's: sessions belong to the context that a connection
+    began with, so that whoever was let in once would come back without a certificate after his authority was dismissed.
+    """
+
+    _files: TlsFiles
+    _made: tuple[Material, ssl.SSLContext]
+
+    def follow(self, files: TlsFiles, material: Material, newest: ssl.SSLContext) -> None:
+        """From now on; `newest` was made of `material`."""
+        self._files, self._made = files, (material, newest)
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        """ssl's, which event loops call for each connection that they accept."""
+        return self._newest().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+
+    def _newest(self) -> ssl.SSLContext:
+        material = self._files.current()
+        if material is not self._made[0]:
+            try:
+                newest = _configured(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self._files.config, material)
+            except ConfigError as error:
+                log.error("renewed TLS files cannot be used; the old ones stay", reason=error)
+            else:
+                self._made = (material, newest)
+        return self._made[1]
+
+
+_Context = TypeVar("_Context", bound=ssl.SSLContext)
+
+
+def _configured(context: _Context, config: TlsConfig, material: Material) -> _Context:
     _harden(context)
+    context.sslobject_class = _Watched
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])
     _show(context, config)
     if material.client_ca is not None:
         context.verify_mode = ssl.CERT_REQUIRED
+        context.num_tickets = 0  # each connection shows its certificate, which may have expired since the one before
         context.load_verify_locations(cadata=material.client_ca.decode("latin-1"))
     return context
 
@@ -76,7 +102,7 @@ def _show(context: ssl.SSLContext, config: TlsConfig) -> None:
     try:
         context.load_cert_chain(config.cert, config.key)
     except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"--tls-cert {config.cert}: OpenSSL does not take it: {error}") from error
+        raise ConfigError(f"{config.flags[0]} {config.cert}: OpenSSL does not take it: {error}") from error
 
 
 class _Watched(ssl.SSLObject):

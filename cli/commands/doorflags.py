@@ -187,16 +187,22 @@ def _check(given: DoorFlags) -> None:
             raise ConfigError(f"--tls-user-cert: {shared_with}")
         if given["tls_user_ca"] is not None and given["tls_client_ca"] is not None:
             raise ConfigError(f"--tls-user-ca, --tls-client-ca: {shared_with}")
-        if given["api_keys"] is not None and given["tls_client_ca"] is None and given["cluster_secret_file"] is None:
+        users_by = "--api-keys" if given["api_keys"] is not None else "--tls-user-ca"
+        told_apart = given["api_keys"] is not None or given["tls_user_ca"] is not None
+        if told_apart and given["tls_client_ca"] is None and given["cluster_secret_file"] is None:
             raise ConfigError(
-                f"--api-keys: {shared_with}, or have them prove who they are: --tls-client-ca, {SECRET_FLAG}"
+                f"{users_by}: {shared_with}, or have them prove who they are: --tls-client-ca, {SECRET_FLAG}"
             )
 
 
 def _users_tls(given: DoorFlags) -> TlsConfig | None:
     """What users are shown over HTTP and gRPC, and what they must show."""
     if given["tls_user_cert"] is not None:
-        return TlsConfig(cert=given["tls_user_cert"], key=given["tls_user_key"], client_ca=given["tls_user_ca"])
+        flags = ("--tls-user-cert", "--tls-user-key", "--tls-user-ca")
+        return TlsConfig(
+            cert=given["tls_user_cert"], key=given["tls_user_key"], client_ca=given["tls_user_ca"], flags=flags
+        )
     if given["tls_cert"] is not None:
-        return TlsConfig(cert=given["tls_cert"], key=given["tls_key"], client_ca=given["tls_user_ca"])
+        flags = ("--tls-cert", "--tls-key", "--tls-user-ca")
+        return TlsConfig(cert=given["tls_cert"], key=given["tls_key"], client_ca=given["tls_user_ca"], flags=flags)
     return None

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import re
+import socket
 import ssl
 import time
 from contextlib import asynccontextmanager
@@ -117,6 +118,44 @@ async def test_another_name_and_a_client_that_is_over_are_refused(tmp_path, know
         async with client(running, known.config("old", period=EXPIRED)) as http:
             with pytest.raises(httpx.TransportError):
                 await http.get("/version", extensions=named)
+
+
+def visited(running, context: ssl.SSLContext, session: ssl.SSLSession | None) -> tuple[ssl.SSLSession, bool]:
+    """A request over a connection that offers to resume `session`: the connection's own, and whether it was answered."""
+    with (
+        socket.create_connection(("127.0.0.1", running.ports.http), timeout=10) as plain,
+        context.wrap_socket(plain, server_hostname="localhost", session=session) as connection,
+    ):
+        connection.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        return connection.session, connection.recv(64).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@BOTH_LOOPS
+def test_who_was_let_in_once_does_not_come_back_after_his_authority_was_dismissed(
+    tmp_path, known, strangers, run, version
+):
+    """A session that is resumed shows no certificate again."""
+
+    async def scene():
+        tls = known.config("server", demand=True)
+        async with serving(tmp_path, tls) as running:
+            mine = client_context(known.config("me"))
+            mine.check_hostname, mine.verify_mode = False, ssl.CERT_NONE  # it is the server who is to refuse
+            mine.maximum_version = version
+            session, answered = await asyncio.to_thread(visited, running, mine, None)
+            assert answered
+            strangers.issue("server")
+            for path in (tls.key, tls.cert, tls.ca):
+                (strangers.folder / "server" / path.name).replace(path)
+            for again in (session, None):
+                try:
+                    _, answered = await asyncio.to_thread(visited, running, mine, again)
+                except (ssl.SSLError, ConnectionError):
+                    answered = False
+                assert not answered
+
+    run(scene())
 
 
 async def test_old_protocols_are_refused(tmp_path, known):

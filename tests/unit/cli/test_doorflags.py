@@ -9,6 +9,7 @@ from cli.commands.doorflags import doors, tls_config
 from contracts.errors import ConfigError
 from rpc.server import ServerConfig
 from rpc.tls import TlsConfig, TlsFiles
+from tests.identities import Identities
 
 CERT, KEY, CA, CLIENTS = Path("c"), Path("k"), Path("ca"), Path("cca")
 NOTHING = {
@@ -54,7 +55,7 @@ def test_where_users_and_workers_share_a_port_everybody_there_shows_a_certificat
     found = opened(**CLUSTER)
     assert found.grpc == MUTUAL and found.http == SHOWN
     users = TlsConfig(cert=CERT, key=KEY, client_ca=Path("u"))
-    found = opened(tls_cert=CERT, tls_key=KEY, tls_user_ca=Path("u"))
+    found = opened(tls_cert=CERT, tls_key=KEY, tls_user_ca=Path("u"), cluster_secret_file=Path("secret"))
     assert found.grpc == found.http == users
 
 
@@ -72,6 +73,7 @@ def test_users_may_be_shown_and_asked_for_something_else():
     ("flags", "said"),
     [
         ({"api_keys": Path("keys")}, "--api-keys: users and workers share the gRPC port"),
+        ({"tls_cert": CERT, "tls_key": KEY, "tls_user_ca": CA}, "--tls-user-ca: users and workers share the gRPC port"),
         ({"protect_metrics": True}, "--protect-metrics: needs --api-keys"),
         ({"worker_host": "h"}, "--worker-host: needs --worker-port"),
         ({"tls_user_cert": CERT, "worker_port": 1}, "each needs the other"),
@@ -85,6 +87,19 @@ def test_users_may_be_shown_and_asked_for_something_else():
 def test_flags_that_cannot_stand_together_are_named(flags, said):
     with pytest.raises(ConfigError, match=said):
         opened(**flags)
+
+
+def test_a_file_for_users_is_complained_of_under_the_flag_that_named_it(tmp_path):
+    own = {"tls_user_cert": tmp_path / "uc", "tls_user_key": tmp_path / "uk", "tls_user_ca": tmp_path / "uca"}
+    with pytest.raises(ConfigError, match=r"^--tls-user-cert .*uc: No such file"):
+        TlsFiles(opened(**own, worker_port=7).http)
+    known = Identities(tmp_path / "known").config("server")
+    own |= {"tls_user_cert": known.cert, "tls_user_key": known.key}
+    with pytest.raises(ConfigError, match=r"^--tls-user-ca .*uca: No such file"):
+        TlsFiles(opened(**own, worker_port=7).http)
+    shared = {"tls_cert": known.cert, "tls_key": known.key, "tls_user_ca": tmp_path / "uca", "worker_port": 7}
+    with pytest.raises(ConfigError, match=r"^--tls-user-ca .*uca: No such file"):
+        TlsFiles(opened(**shared).http)
 
 
 def test_keys_on_a_shared_port_are_no_key_to_the_registry():

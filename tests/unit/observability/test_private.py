@@ -141,6 +141,9 @@ CRASHES = {
         del task
     """,
     "callback": "asyncio.get_running_loop().call_soon(wrong, MARKER); await asyncio.sleep(0.01)",
+    "callback with its arguments": (
+        "asyncio.get_running_loop().call_soon(functools.partial(wrong, MARKER)); await asyncio.sleep(0.01)"
+    ),
     "finaliser": """
         class Wrong:
             def __del__(self):
@@ -155,7 +158,7 @@ def test_a_process_that_crashes_says_where_and_not_what(tmp_path, where):
     script = tmp_path / "crash.py"
     body = textwrap.indent(textwrap.dedent(CRASHES[where]), "    ")
     script.write_text(
-        "import asyncio, gc, sys, threading\n"
+        "import asyncio, functools, gc, sys, threading\n"
         "from observability import lastwords\n"
         "from observability.log import configure_logging\n"
         "from rpc.process import run_process\n"

@@ -4,6 +4,7 @@ import datetime
 import json
 import logging
 import os
+import resource
 import traceback
 
 import pytest
@@ -98,6 +99,14 @@ BAD = {
     "unknown field": ('{"keys": [{"name": "a", "hash": "HASH", "wieght": 2}]}', "wieght.*keys\\[0\\]"),
     "no hash": ('{"keys": [{"name": "a"}]}', "hash.*keys\\[0\\]"),
     "bad name": ('{"keys": [{"name": "a\\nb", "hash": "HASH"}]}', "name.*letters.*keys\\[0\\]"),
+    "key as a field": ('{"keys": [{"KEY": "alice"}]}', "unknown field.*keys\\[0\\]"),
+    "key as a name": ('{"keys": [{"name": "KEY", "hash": "HASH"}]}', "name: is a key"),
+    "key in a name": ('{"keys": [{"name": "Bearer KEY", "hash": "HASH"}]}', "name: got 'Bearer"),
+    "endless limit": (
+        '{"keys": [{"name": "a", "hash": "HASH", "requests_per_minute": 1000000000000}]}',
+        "at most 2147483647",
+    ),
+    "far priority": ('{"keys": [{"name": "a", "hash": "HASH", "best_priority": 2147483648}]}', "best_priority of a"),
     "key in clear": ('{"keys": [{"name": "a", "hash": "KEY"}]}', "hash of a.*64.*keys\\[0\\]"),
     "weight 0": ('{"keys": [{"name": "a", "hash": "HASH", "weight": 0}]}', "weight of a: got 0, must be above 0"),
     "limit 0": ('{"keys": [{"name": "a", "hash": "HASH", "tokens_per_minute": 0}]}', "tokens_per_minute of a: got 0"),
@@ -166,6 +175,49 @@ def test_a_key_file_that_others_may_write_is_spoken_of(tmp_path, caplog, mode, s
     path.chmod(mode)
     book(path)
     assert ("let themselves in" in caplog.text) == said
+
+
+def test_what_is_no_file_or_too_large_a_one_stops_nobody(tmp_path):
+    path = tmp_path / "keys.json"
+    os.mkfifo(path)  # who reads it waits until somebody writes
+    with pytest.raises(ConfigError, match=r"keys\.json: is no file"):
+        book(path)
+    path.unlink()
+    with path.open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(ConfigError, match=r"keys\.json: has 1099511627776 bytes"):
+        book(path)
+
+
+def test_a_change_that_could_not_be_read_is_read_as_soon_as_it_can(tmp_path, caplog):
+    """As while this process has no file descriptor left: the file has not changed since, and a key is to go."""
+    key = new_key()
+    path = write(tmp_path / "keys.json", {"name": "alice", "hash": hash_of(key)})
+    keys = book(path)
+    write(path, {"name": "alice", "hash": hash_of(key), "disabled": True})
+    with caplog.at_level(logging.ERROR):
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        try:
+            for _ in range(3):
+                keys.refresh()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert keys.caller(f"Bearer {key}").name == "alice" and len(caplog.records) == 1
+    keys.refresh()
+    assert "revoked" in refused(keys, f"Bearer {key}")
+
+
+def test_what_changes_nothing_but_the_files_state_is_noticed(tmp_path):
+    """As by an operator who copies it, times and all, and gives the router the right to read it afterwards."""
+    old, new = new_key(), new_key()
+    path = write(tmp_path / "keys.json", {"name": "alice", "hash": hash_of(old)})
+    keys, before = book(path), path.stat()
+    write(path, {"name": "alice", "hash": hash_of(new)})
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat()[:7] == before[:7]
+    keys.refresh()
+    assert keys.caller(f"Bearer {new}").name == "alice"
 
 
 def test_without_keys_everybody_is_anybody():

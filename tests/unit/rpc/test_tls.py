@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 
 from contracts.errors import ConfigError
-from rpc.authority import CERT_FILE, KEY_FILE
+from rpc.authority import CERT_FILE, KEY_FILE, Period
 from rpc.server import RpcServer, ServerConfig
 from rpc.tls import TlsConfig, TlsFiles
 from rpc.tls_context import client_context, server_context
@@ -117,6 +117,24 @@ def test_what_is_renewed_is_taken_and_what_is_half_renewed_is_not(known, caplog)
         ("INFO", "TLS files read again"),
     ]
     assert "PRIVATE" not in caplog.text
+
+
+def test_what_is_renewed_too_early_is_taken_when_its_time_has_come(known, caplog):
+    """The clock of who issues is ahead: the files do not change again before the old certificate is over."""
+    now = [datetime.datetime.now(datetime.UTC)]
+    config = known.config("server")
+    files = TlsFiles(config, lambda: now[0])
+    before = files.current()
+    soon = Period(now[0] + datetime.timedelta(minutes=1), now[0] + datetime.timedelta(days=1))
+    known.issue("server", period=soon)
+    for _ in range(20):
+        assert files.current() is before
+        now[0] += datetime.timedelta(seconds=1)
+    assert sum(record.levelno == logging.ERROR for record in caplog.records) == 1
+    now[0] = soon.begin + datetime.timedelta(seconds=1)
+    after = files.current()
+    assert after.cert == config.cert.read_bytes() != before.cert
+    assert files.current() is after
 
 
 def test_a_renewal_by_a_link_is_noticed_as_kubernetes_does_it(known, tmp_path):
