@@ -199,7 +199,19 @@ async def test_a_worker_that_cannot_start_says_so_in_one_line() -> None:
     async with cluster("shm") as made:
         decode = await made.start("decode", "d")
         port = decode.info.address.rpartition(":")[2]
-        argv = [sys.executable, "-P", "-m", "cli", "prefill", "--model", str(TINY), "--port", port]
+        argv = [
+            sys.executable,
+            "-P",
+            "-m",
+            "cli",
+            "prefill",
+            "--model",
+            str(TINY),
+            "--port",
+            port,
+            "--log-level",
+            "error",
+        ]
         process = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.PIPE, cwd="/")
         _, complaint = await asyncio.wait_for(process.communicate(), 60)
         assert process.returncode == 2
