@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.synchronize import Event
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import uvloop
@@ -143,10 +143,11 @@ async def _served(
     await server.start()
     run, client, count = load
     context = multiprocessing.get_context("spawn")
-    started = context.Event()
-    process = context.Process(target=_client, args=(run, (port, client, count), started), daemon=True)
+    here, there = context.Pipe(duplex=False)  # an Event would be a named semaphore, which outlives whoever is killed
+    process = context.Process(target=_client, args=(run, (port, client, count), there), daemon=True)
     process.start()
-    while not started.is_set():
+    there.close()
+    while not here.poll():
         await asyncio.sleep(0.01)
     begin = time.process_time()
     while process.is_alive():
@@ -158,8 +159,8 @@ async def _served(
     return spent_s
 
 
-def _client(run: Client, args: tuple[int, TlsConfig | None, int], started: Event) -> None:
-    started.set()
+def _client(run: Client, args: tuple[int, TlsConfig | None, int], started: Connection) -> None:
+    started.close()  # which the other end hears
     run(*args)
 
 

@@ -85,3 +85,16 @@ def test_no_bytes_become_code(path):
             said = {k.arg: ast.unparse(k.value) for k in node.keywords}
             assert said.get("weights_only") == "True" or said.get("allow_pickle") == "False", f"{where}: {called}"
         assert "multiprocessing.connection" not in called, f"{where}: {called}"
+
+
+# Its locks, events, queues and shared memory have names in /dev/shm, which outlive whoever is killed; a pipe does not.
+_NAMELESS = {"get_context", "Pipe", "Process", "connection", "Connection"}
+
+
+@pytest.mark.parametrize("path", [p for p in sources() if "multiprocessing" in p.read_text()], ids=name)
+def test_nothing_of_multiprocessing_has_a_name_in_shared_memory(path):
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("multiprocessing"):
+            assert {a.name for a in node.names} <= _NAMELESS, f"{name(path)}:{node.lineno}"
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("multiprocessing", "context"):
+            assert node.attr in _NAMELESS, f"{name(path)}:{node.lineno}: {node.attr}"

@@ -6,7 +6,7 @@ engine, so a continuation elsewhere must give the answer that an undisturbed run
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 import grpc
@@ -61,6 +61,7 @@ class Faults:
     die_after_first: int = 0
     handoff_failures: list[DiptychError] = field(default_factory=list)
     die_after_tokens: int | None = None
+    before_death: Callable[[int], Awaitable[None]] | None = None  # awaited with how many tokens there are until then
     drain_after_tokens: int | None = None  # of each request, from then on
     end_session_after_tokens: int | None = None  # in good order, without a word to who it carries
     skip_a_token: int = 0
@@ -287,6 +288,8 @@ class ScriptedDecode(decode_pb2_grpc.DecodeServicer):
                     self.faults.die_after_tokens -= 1
                     if self.faults.die_after_tokens < 0:
                         self.faults.die_after_tokens = None
+                        if self.faults.before_death is not None:
+                            await self.faults.before_death(index)
                         outbox.put_nowait(None)
                         return
                 if self.faults.skip_a_token:

@@ -1,6 +1,7 @@
 """Workers that drain cost a request nothing, whenever it hears of it; one that its workers die of is given up in time."""
 
 import asyncio
+import json
 import time
 from dataclasses import replace
 
@@ -163,6 +164,13 @@ async def test_nobody_waits_for_a_pool_that_was_never_there_or_is_gone_for_long(
 
 @pytest.mark.parametrize("kind", list(WorkerKind))
 async def test_a_request_that_its_workers_die_of_does_not_kill_them_all(tmp_path, kind):
+    told: list[int] = []  # what the client has heard
+
+    async def are_told(num_tokens: int) -> None:
+        """A decode worker's death is the request's own only once its first token came, on another connection."""
+        while len(told) < num_tokens:
+            await asyncio.sleep(0.005)
+
     async with running_router(
         router_config(tmp_path, retry=RetryConfig(backoff_s=0.01, max_worker_deaths=1))
     ) as running:
@@ -171,10 +179,16 @@ async def test_a_request_that_its_workers_die_of_does_not_kill_them_all(tmp_path
             if kind is WorkerKind.PREFILL:
                 worker.faults.die_before_first = 1
             else:
-                worker.faults.die_after_tokens = 0
-        response = await running.http.post("/v1/completions", json={**BASE, "diptych": {"route": "disaggregated"}})
-        assert response.status_code == 503
-        said = response.json()["error"]["message"]
-        assert "given up: 2 workers in a row went away while they had this request" in said
+                worker.faults.die_after_tokens, worker.faults.before_death = 0, are_told
+        body = {**BASE, "stream": True, "diptych": {"route": "disaggregated"}}
+        async with running.http.stream("POST", "/v1/completions", json=body) as response:
+            lines = []
+            async for line in response.aiter_lines():
+                lines.append(line)
+                if line.startswith("data: {"):
+                    told += [token for c in json.loads(line[6:]).get("choices", ()) for token in c["token_ids"]]
+        if kind is WorkerKind.PREFILL:  # before the first token
+            assert response.status_code == 503
+        assert "given up: 2 workers in a row went away while they had this request" in "".join(lines)
         alive = [w for w in pool(running, kind) if w.faults.die_before_first or w.faults.die_after_tokens is not None]
         assert len(alive) == 3
