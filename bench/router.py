@@ -46,13 +46,13 @@ class RouterBenchConfig:
 
     rounds: int = 3
     streams: int = 256
-    carried_s: float = 6.0
+    carried_s: float = 4.0
     ttft_rate: float = 200.0
-    ttft_s: float = 10.0
+    ttft_s: float = 5.0
     memory_requests: int = 100_000
     memory_looks: int = 10
     long_streams: int = 32
-    long_s: float = 12.0
+    long_s: float = 7.0
     long_at_once: int = 4
     long_tokens: int = 32_000
     step_s: float = 0.02  # of the fake decode worker, where it is paced
@@ -186,7 +186,7 @@ def measure_memory(model: Path, config: RouterBenchConfig, found: Found, say: Sa
     with routed(model, RoutedConfig()) as router:
         for look in range(config.memory_looks):
             for door in _DOORS:
-                run_router_load(RouterPlan(door, HOST, router.port(door), prompt_of(20), 4, each, 32))
+                run_router_load(RouterPlan(door, HOST, router.port(door), prompt_of(20), 2, each, 32))
             found.rss_bytes.append(router.rss_bytes())
             say(f"memory: {(look + 1) * each * len(_DOORS)} requests, {found.rss_bytes[-1] / 2**20:.1f} MiB")
 
@@ -262,7 +262,7 @@ def router_report(found: Found, config: RouterBenchConfig) -> Report:
         f"{config.streams} streams, tokens made at {OFFERED:,.0f}/s; counted is the time in which all stream. Paced: the same at "
         f"{TOKENS_BAR:,.0f}/s. TTFT: "
         f"{config.ttft_rate:g} requests/s at random times, 200-word prompts; added is the percentile through the router minus "
-        f"that of asking the prefill worker directly. Memory: {config.memory_requests:,} requests of 4 tokens, half over each "
+        f"that of asking the prefill worker directly. Memory: {config.memory_requests:,} requests of 2 tokens, half over each "
         f"door. Long: {config.long_streams} SSE streams at {1 / config.step_s:g} tokens/s, with {config.long_at_once} prompts of "
         f"{config.long_tokens:,} tokens in flight.",
         measures=tuple(measures),
