@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from contracts import wire_handoff
+from contracts.errors import DeadlineExceeded
 from contracts.pb.diptych.v1 import decode_pb2, decode_pb2_grpc
 from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
 from engine.execution.fake import FakeModel
-from router.inbox import Inbox
+from router.inbox import DecodeTokens, Inbox, TimeUp
 from router.legs import DecodeSession
 from rpc.channel import open_channel
 from rpc.server import RpcServer, ServerConfig
@@ -19,9 +20,10 @@ REF = WorkerRef("d", 1)
 
 
 class Listener(decode_pb2_grpc.DecodeServicer):
-    """Hears commands and says nothing."""
+    """Hears commands and says nothing, or tokens of everything that it is asked for, `num_tokens` each."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_tokens: int = 0) -> None:
+        self.num_tokens = num_tokens
         self.heard: list[decode_pb2.DecodeCommand] = []
 
     async def Session(
@@ -29,6 +31,10 @@ class Listener(decode_pb2_grpc.DecodeServicer):
     ) -> AsyncIterator[decode_pb2.DecodeBatch]:
         async for command in request_iterator:
             self.heard.append(command)
+            for index in range(self.num_tokens if command.HasField("attach") else 0):
+                batch = decode_pb2.DecodeBatch(decode=wire_handoff.worker_ref_to_pb(REF))
+                batch.deltas.add(request_id=command.attach.handoff_id, first_index=index, token_ids=[index])
+                yield batch
         yield decode_pb2.DecodeBatch(decode=wire_handoff.worker_ref_to_pb(REF))
 
     def attached(self) -> list[str]:
@@ -39,8 +45,8 @@ class Listener(decode_pb2_grpc.DecodeServicer):
 
 
 @asynccontextmanager
-async def listening() -> AsyncIterator[tuple[Listener, DecodeSession]]:
-    listener, server = Listener(), RpcServer(ServerConfig(), ())
+async def listening(num_tokens: int = 0) -> AsyncIterator[tuple[Listener, DecodeSession]]:
+    listener, server = Listener(num_tokens), RpcServer(ServerConfig(), ())
     decode_pb2_grpc.add_DecodeServicer_to_server(listener, server.grpc_server)
     address = f"127.0.0.1:{await server.start()}"
     info = WorkerInfo(REF, WorkerKind.DECODE, address, "m", FakeModel().layout, ("local",), 512, 128)
@@ -80,3 +86,21 @@ async def test_no_cancel_overtakes_the_attach_that_it_is_for() -> None:
         kinds = [c.WhichOneof("command") for c in listener.heard]
         assert kinds == ["attach", "cancel", "attach", "cancel", "attach", "cancel"]
         assert listener.cancels() == [("a",), ("b",), ("c",)]
+
+
+async def test_an_answer_that_nobody_reads_is_bounded_and_its_worker_told() -> None:
+    unread, read = Inbox(max_unread=50), Inbox(max_unread=50)
+    async with listening(num_tokens=200) as (listener, session):
+        session.attach("unread", 5.0, unread)
+        await until(lambda: listener.cancels() == [("unread",)])
+        session.attach("read", 5.0, read)
+        seen = 0
+        while seen < 200:
+            event = await read.get()
+            assert isinstance(event, DecodeTokens)
+            assert event.delta.first_index == seen
+            seen += len(event.delta.token_ids)
+        event = await unread.get()
+        assert isinstance(event, TimeUp)
+        assert isinstance(event.error, DeadlineExceeded)
+        assert listener.cancels() == [("unread",)]

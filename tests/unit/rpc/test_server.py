@@ -16,7 +16,7 @@ from contracts.errors import ConfigError, InternalError, InvalidRequest, WorkerL
 from contracts.pb.diptych.v1 import prefill_pb2, prefill_pb2_grpc, registry_pb2, registry_pb2_grpc
 from rpc.channel import open_channel, wait_connected
 from rpc.errors import from_rpc_error
-from rpc.server import RpcServer, ServerConfig, has_port, join_address
+from rpc.server import RpcServer, ServerConfig, _StallWatch, has_port, join_address
 
 NAMES = ("diptych.v1.Registry", "diptych.v1.Prefill")
 
@@ -146,6 +146,20 @@ async def test_a_caller_that_does_not_read_loses_the_call_and_is_told_so_when_it
         assert 0 < got < 10_000
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert "no message was taken for 0.3 s" in str(caught.value.details())
+
+
+async def test_messages_of_a_stream_share_one_timer_and_leave_none() -> None:
+    """A timer for each cost more than all the rest that is done for a message."""
+    watch, timers = _StallWatch(60.0), []
+    async with watch.limit:
+        for _ in range(100):
+            watch.writing()
+            timers.append(watch._timer)
+            watch.written()
+    assert timers[0] is not None
+    assert all(timer is timers[0] for timer in timers)
+    watch.close()
+    assert timers[0].cancelled()
 
 
 async def closes_when(end: Callable[[grpc.aio.StreamStreamCall], object], first: int) -> None:
