@@ -6,7 +6,7 @@
 
 A row of a step costs 2 N operations for N parameters, a token of context `layout.token_bytes` to read. For an 8B model on
 a GPU of 1 PFLOP/s and 3.3 TB/s that is 16 us against 40 ns a token, 400 tokens; for SmolLM2-135M on a CPU core, 1.35 ms against
-2 us, 650 (bench/simulation/costs.py says from which measurements). Long contexts burden decode by their KV, short ones by their number.
+2 us, 650 (bench/simulation/costs.py says from which measurements). Long contexts are a burden by their KV, short ones by number.
 
 What was announced is late, and counts tokens that will turn out to be cached; what this router knows is neither, but it does
 not see other routers. So its own requests count as it knows them, and of what was announced the share that is others'.
