@@ -31,6 +31,7 @@ _HUBER = 3.0  # median errors, above which a sample pulls no harder
 _LEAST_ERROR = 0.05  # relative: what is nearer than this is no error
 _ANCHOR_WEIGHT = 0.1  # of the prior at one anchor, in samples
 _AGREED, _DRIFT = 3, 0.3  # as many in a row that are off to one side, by this or their usual error, are a new pace
+_DOUBT = 0.4  # samples that say that the prior's own scale is right
 _SURPRISE = 0.5  # how far, in natural logarithms, one sample may move a worker's factor
 _GRAIN_S = 1e-3  # durations below are not told apart
 _WINDOW = 32  # samples that a mean remembers
@@ -100,7 +101,10 @@ class LinearCost:
         samples = [sample for kept in self._kept.values() for sample in kept]
         ages = [_FADE ** (self.num_samples - sample.number) for sample in samples]
         grain_s = self._grain_s
-        scale = _median([(s.seconds + grain_s) / (s.believed_s + grain_s) for s in samples], ages)
+        # Work so small that it is mostly the fixed part says little of what more of it takes.
+        tells = [a * (1 - self._prior[0] * s.sizes[0] / s.believed_s) for a, s in zip(ages, samples, strict=True)]
+        ratios = [(s.seconds + grain_s) / (s.believed_s + grain_s) for s in samples]
+        scale = _median([1.0, *ratios], [_DOUBT, *tells])
         fitted = tuple(scale * c for c in self._prior)
         anchors = [(anchor, _dot(fitted, anchor)) for anchor in self._anchors]
         for _ in range(_ROUNDS):
@@ -239,7 +243,7 @@ def together(works: Iterable[PromptWork]) -> Sizes:
 _PREFILL_ANCHORS = tuple(
     PromptWork(*shape).sizes for shape in ((16, 0, 0), (256, 0, 0), (2048, 0, 0), (16384, 0, 0), (256, 0, 16))
 )
-_PREFILL_PRIOR = (2e-3, 1.0, 0.02, 0.1)  # 1,000 tokens/s, with the shape of a small model on a CPU
+_PREFILL_PRIOR = (0.02, 1.0, 0.02, 0.1)  # 1,000 tokens/s, with the shape of a small model on a CPU
 _TRANSFER_PRIOR = (1e-3, 0.5e-3)  # 2 GiB/s
 _SETTLE_PRIOR_S = 5e-3
 _OVERHEAD_PRIOR_S = {WorkerKind.PREFILL: 3e-3, WorkerKind.DECODE: 1e-3}

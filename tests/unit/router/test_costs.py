@@ -52,6 +52,14 @@ def test_one_sample_sets_the_scale_at_every_size() -> None:
     assert max(errors(cost, 0.02)) < 0.6  # the shape is the prior's
 
 
+def test_tiny_prompts_on_a_cold_machine_do_not_make_long_ones_dear() -> None:
+    cost = PrefillCost()
+    for _ in range(3):
+        cost.observe(HERE, PromptWork(3).sizes, 0.4)
+    assert cost.predict(HERE, PromptWork(3)) == pytest.approx(0.4, rel=0.3)
+    assert cost.predict(HERE, PromptWork(1000)) < 2
+
+
 def test_a_worker_that_becomes_three_times_as_slow_is_so_after_a_while() -> None:
     cost = taught(100)
     rng = random.Random(2)
@@ -76,7 +84,7 @@ def test_a_worker_s_own_word_counts_until_something_is_known() -> None:
     cost = PrefillCost()
     cost.believe(math.nan)
     cost.believe(0.0)
-    assert cost.predict(HERE, PromptWork(1000)) == pytest.approx(1.0, rel=0.05)  # the prior's
+    assert cost.predict(HERE, PromptWork(1000)) == pytest.approx(1.04, rel=0.05)  # the prior's
     cost.believe(20_000.0)
     assert cost.predict(HERE, PromptWork(1000)) == pytest.approx(0.05, rel=0.05)
     cost.observe(HERE, PromptWork(1000).sizes, 0.1)
