@@ -261,7 +261,7 @@ class RouterConfig:
     model_name: str
     http: HttpConfig = field(default_factory=HttpConfig)
     chat: ChatConfig = field(default_factory=ChatConfig)
-    grpc: ServerConfig = field(default_factory=lambda: ServerConfig(port=50051))
+    grpc: ServerConfig = field(default_factory=lambda: ServerConfig(port=50051, max_request_bytes=8 * MIB))
     channel: ChannelConfig = field(default_factory=ChannelConfig)
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)

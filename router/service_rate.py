@@ -9,7 +9,7 @@ been served so quickly would let more in, of which still more would be cut off. 
 
 from __future__ import annotations
 
-_LEAST_KEPT = 20  # requests that count, or as many as there are places
+_LEAST_KEPT = 8  # requests that count, or as many as there are places
 _LEAST_SAMPLES = 4
 
 

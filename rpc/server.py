@@ -46,7 +46,8 @@ class ServerConfig:
     """Where to listen and how others reach it. Port 0 takes any free port; `advertise` is "", host or host:port.
 
     A caller that takes no message of its stream for `stall_s` loses the call. More connections than `max_connections` are
-    closed at once, more streams than `max_streams` on one are refused, and a caller must say hello within `hello_s`.
+    closed at once, more streams than `max_streams` on one are refused, and a caller must say hello within `hello_s`. A message
+    of a caller has at most `max_request_bytes`, or, if that is None, as many as any message.
     """
 
     host: str = "127.0.0.1"
@@ -58,6 +59,7 @@ class ServerConfig:
     stall_s: float = 60.0
     max_connections: int = 4096
     max_streams: int = 4096
+    max_request_bytes: int | None = None
     hello_s: float = 20.0
     tls: TlsConfig | None = None
 
@@ -82,7 +84,7 @@ class ServerConfig:
             ("grpc.server.max_pending_requests_hard_limit", 2 * _PENDING_CALLS),
             ("grpc.server_handshake_timeout_ms", round(self.hello_s * 1e3)),
             ("grpc.max_send_message_length", self.max_message_bytes),
-            ("grpc.max_receive_message_length", self.max_message_bytes),
+            ("grpc.max_receive_message_length", self.max_request_bytes or self.max_message_bytes),
         ]
 
 

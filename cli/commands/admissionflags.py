@@ -79,7 +79,7 @@ ADMISSION_OPTIONS = (
         type=SIZE,
         metavar="SIZE",
         default="8MiB",
-        help="Largest HTTP request body.",
+        help="Largest request, as an HTTP body or a gRPC message.",
     ),
     option(
         "--request-timeout",

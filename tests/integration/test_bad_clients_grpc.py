@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from dataclasses import replace
 
 import grpc
 from google.rpc import code_pb2
@@ -274,6 +275,18 @@ async def hostile_to_all(channel, whose):
 async def test_messages_that_are_none_are_refused_by_name(tmp_path):
     async with besieged(tmp_path, grpc=DOOR) as siege, grpc.aio.insecure_channel(siege.running.target) as channel:
         await hostile_to_all(channel, methods(inference_pb2, registry_pb2))
+
+
+async def test_a_message_over_the_limit_is_refused_unread(tmp_path):
+    door = replace(DOOR, max_request_bytes=100_000)
+    async with besieged(tmp_path, grpc=door) as siege, grpc.aio.insecure_channel(siege.running.target) as channel:
+        (generate, *_) = methods(inference_pb2)
+        for size in (100_001, 8_000_000):
+            code, details = await ask(channel, generate, [b"\x0a" * size], timeout_s=5.0)
+            assert code == "RESOURCE_EXHAUSTED"
+            assert "100000" in details
+        code, _ = await ask(channel, generate, [GENERATE.SerializeToString()], timeout_s=5.0)
+        assert code == "OK"
 
 
 async def test_workers_refuse_them_too():
