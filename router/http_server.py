@@ -4,7 +4,7 @@
                     │ not within stall_s          │ not read for stall_s      │ keep_alive_s     or its host has vanished
                     └──────────▶ cut ◀────────────┘                           └──▶ closed
 
-How many there may be at once is `router.http_guests`'s.
+How many there may be at once is `router.http_guests`'s; what comes before this over TLS is `router.http_tls`'s.
 A connection that is cut looks to the application like a client that has left. Does not know requests or answers.
 """
 
@@ -23,8 +23,9 @@ from starlette.types import ASGIApp
 from contracts.errors import ConfigError
 from observability.log import get_logger
 from router.config import HttpConfig
-from router.http_guests import Guests
+from router.http_guests import Guest, Guests
 from router.http_protocol import BoundedHttp
+from router.http_tls import TlsListener
 from rpc.server import join_address
 from rpc.tls import TlsFiles
 from rpc.tls_context import server_context
@@ -41,9 +42,12 @@ class HttpServer:
         self._config = config
         self._socket: socket.socket | None = None
         self._task: asyncio.Task[None] | None = None
+        self._guests = Guests(config.max_connections)
+        self._door = _door(config.stall_s, self._guests)
+        self._tls: TlsListener | None = None
         self._uvicorn_config = uvicorn.Config(
             app,
-            http=_door(config.stall_s, Guests(config.max_connections)),
+            http=self._door,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -57,8 +61,8 @@ class HttpServer:
     def bind(self) -> int:
         """Take the port and return it. Raises ConfigError when it cannot be had, or a TLS file cannot be used."""
         self._uvicorn_config.load()
-        if self._config.tls is not None and self._config.tls.listens:
-            self._uvicorn_config.ssl = server_context(TlsFiles(self._config.tls))
+        tls = self._config.tls
+        context = server_context(TlsFiles(tls)) if tls is not None and tls.listens else None
         host, port = self._config.host.strip("[]"), self._config.port
         try:
             family, kind, proto, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -70,20 +74,33 @@ class HttpServer:
             if self._socket is not None:
                 self._socket.close()
             raise ConfigError(f"cannot listen on {join_address(host, port)}: {error.strerror or error}") from error
+        if context is not None:
+            self._tls = TlsListener(self._socket, context, self._guests, self._shaken)
         return int(self._socket.getsockname()[1])
+
+    def _shaken(self, knock: Guest) -> asyncio.Protocol:
+        """What uvicorn makes for a connection, for one whose handshake is over."""
+        made = self._door(self._uvicorn_config, self._server.server_state, self._server.lifespan.state)
+        made.knock = knock
+        return made
 
     async def start(self) -> None:
         """Accept requests from now on."""
         assert self._socket is not None
-        self._task = asyncio.ensure_future(self._server.serve(sockets=[self._socket]))
+        listening = [self._socket] if self._tls is None else []
+        self._task = asyncio.ensure_future(self._server.serve(sockets=listening))
         while not self._server.started and not self._task.done():
             await asyncio.sleep(0)
         if self._task.done():
             await self._task
         self._socket.listen(_WAITING_TO_BE_ACCEPTED)
+        if self._tls is not None:
+            self._tls.start()
 
     async def stop(self, grace_s: float) -> None:
         """Accept nothing, let running answers end within `grace_s`, cancel the rest. Idempotent."""
+        if self._tls is not None:
+            await self._tls.stop()
         task, self._task = self._task, None
         if task is not None:
             self._server.config.timeout_graceful_shutdown = max(1, round(grace_s))
@@ -117,12 +134,15 @@ class _Connection(BoundedHttp):
 
     stall_s: float
     guests: Guests
+    knock: Guest | None = None  # who it was during its handshake
     _arriving: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """asyncio's: a client has connected and owes a request."""
         super().connection_made(transport)
+        if self.knock is not None:
+            self.guests.leave(self.knock)
         if self.guests.come(self):
             self._await_request()
         else:

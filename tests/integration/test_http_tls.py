@@ -6,7 +6,7 @@ import re
 import socket
 import ssl
 import time
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 
 import httpx
@@ -156,6 +156,59 @@ def test_who_was_let_in_once_does_not_come_back_after_his_authority_was_dismisse
                 assert not answered
 
     run(scene())
+
+
+@BOTH_LOOPS
+def test_who_connects_and_says_nothing_takes_no_more_places_than_others_do(tmp_path, known, run):
+    """Before a handshake is over nobody but us knows that there is a connection."""
+
+    async def scene():
+        tls = known.config("server")
+        config = replace(router_config(tmp_path), http=HttpConfig(port=0, tls=tls, max_connections=8))
+        async with running_router(config) as running, client(running, known.config("me")) as standing:
+            assert (await standing.get("/version")).status_code == 200
+            with ExitStack() as held:
+                silent = [held.enter_context(socket.socket()) for _ in range(40)]
+                for each in silent:
+                    each.setblocking(False)
+                    each.connect_ex(("127.0.0.1", running.ports.http))
+                async with asyncio.timeout(10):
+                    while sum(map(ended, silent)) < 32:
+                        await asyncio.sleep(0.01)
+                async with client(running, known.config("me")) as newcomer:
+                    assert (await newcomer.get("/version")).status_code == 200
+                assert (await standing.get("/version")).status_code == 200
+                began = time.monotonic()
+                await running.router.stop()
+                assert time.monotonic() - began < 5
+                assert all(map(ended, silent))
+
+    run(scene())
+
+
+@BOTH_LOOPS
+def test_a_handshake_has_a_time(tmp_path, known, run, monkeypatch):
+    monkeypatch.setattr("router.http_tls.HELLO_S", 0.2)
+
+    async def scene():
+        async with serving(tmp_path, known.config("server")) as running:
+            reader, writer = await asyncio.open_connection("127.0.0.1", running.ports.http)
+            writer.write(b"\x16\x03\x01")  # as a hello begins
+            async with asyncio.timeout(5):
+                with suppress(ConnectionError):
+                    assert not await reader.read()
+            writer.close()
+
+    run(scene())
+
+
+def ended(connection: socket.socket) -> bool:
+    try:
+        return not connection.recv(1)
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
 
 
 async def test_old_protocols_are_refused(tmp_path, known):
