@@ -14,7 +14,8 @@ from router.limits import Kind, LocalBuckets, Rate, Wanted
 from router.shared_limits import SharedBuckets
 from tests.integration.router_harness import MODEL, router_config, running_router
 
-QUICK = {"command_timeout_s": 0.3, "check_s": 0.1, "min_backoff_s": 0.02, "max_backoff_s": 0.1}
+# One that is killed refuses at once; a slow machine is not taken for that.
+QUICK = {"command_timeout_s": 5.0, "check_s": 0.1, "min_backoff_s": 0.02, "max_backoff_s": 0.1}
 SLOW = Rate(600)  # ten a second
 
 
@@ -100,7 +101,7 @@ async def test_without_redis_each_router_goes_on_with_its_own(redis_process):
             began = asyncio.get_running_loop().time()
             assert (await buckets.take("a", wanted(600.0))).granted
             assert not (await buckets.take("a", wanted(600.0))).granted, "its own is a limit, too"
-            assert asyncio.get_running_loop().time() - began < 1.0
+            assert asyncio.get_running_loop().time() - began < 4.0, "nobody waits for a Redis that is not there"
             assert buckets.alone
         redis_process.start()
         async with asyncio.timeout(10):
