@@ -11,7 +11,6 @@ Does not know attempts, connections or what is done with a decision.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -29,6 +28,7 @@ from router.progress import Progress
 from router.registry import Registry
 from router.route import Decision, Reason, Route
 
+_MOST_STEP_S = 60.0  # what a worker says of its step is not believed above
 Pair = tuple[WorkerInfo, WorkerInfo]  # prefill, decode
 Cached = Callable[[WorkerRef, Progress], int]  # leading tokens of the request that this worker has
 Loads = Callable[[WorkerRef], WorkerLoad]  # the newest that it announced
@@ -136,7 +136,7 @@ class Advisor:
             queue_s += waiting * costs.predict(info.ref, PromptWork(max(1, tokens // waiting)))
         num_streams = backlog.num_streams + min(others, load.num_running)
         num_cached = min(self._cached(info.ref, progress), _num_tokens(progress) - 1)
-        step_s = load.decode_step_s if math.isfinite(load.decode_step_s) else 0.0
+        step_s = load.decode_step_s if load.decode_step_s < _MOST_STEP_S else 0.0  # nor where it is no number
         if info.kind is WorkerKind.PREFILL:
             return _Scene(info, queue_s, 0, num_cached, step_s)
         undisturbed_s = self.ledger.drag(info.ref).step_s(num_streams)

@@ -35,6 +35,7 @@ _DOUBT = 0.4  # samples that say that the prior's own scale is right
 _SURPRISE = 0.5  # how far, in natural logarithms, one sample may move a worker's factor
 _GRAIN_S = 1e-3  # durations below are not told apart
 _WINDOW = 32  # samples that a mean remembers
+_BELIEVED = (1.0, 1e8)  # tokens per second
 _TRUSTED = 4  # samples of a worker from which on its own factor counts half
 _MAX_FACTORS = 1024
 _MIB = 2.0**20
@@ -264,7 +265,7 @@ class PrefillCost:
 
     def believe(self, tokens_per_s: float) -> None:
         """A worker's own word of its speed, while nothing better is known."""
-        if self._announced or self.num_samples or not (math.isfinite(tokens_per_s) and tokens_per_s > 0):
+        if self._announced or self.num_samples or not _BELIEVED[0] <= tokens_per_s <= _BELIEVED[1]:
             return
         self._announced = True
         self._curve = LinearCost([c * 1e3 / tokens_per_s for c in _PREFILL_PRIOR], _PREFILL_ANCHORS)

@@ -130,7 +130,7 @@ async def test_the_log_line_and_grpc_say_it_too(tmp_path, caplog) -> None:
 
 
 async def test_a_worker_that_announces_nonsense_breaks_nothing(tmp_path) -> None:
-    nonsense = WorkerLoad(decode_step_s=float("nan"), prefill_tokens_per_s=float("inf"), num_running=8)
+    nonsense = WorkerLoad(decode_step_s=1e300, prefill_tokens_per_s=1e-300, num_running=8)
     async with served(tmp_path, AUTO) as running:
         await running.cluster.pools(1, 1)
         await set_loads(running, nonsense, nonsense)
