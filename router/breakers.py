@@ -224,15 +224,19 @@ class Breakers:
         else:
             breaker.in_a_row += 1
         breaker.outcomes.append((self._clock.now(), reason is None))
+        self._forget_old(breaker)
         tripped = reason is not None and (before is not BreakerState.CLOSED or self._is_too_much(breaker))
         if tripped:
             breaker.reason = reason or ""
         self._turn(breaker, Event.TRIPPED if tripped else Event.WORKED if reason is None else Event.FAILED)
 
+    def _forget_old(self, breaker: _Breaker) -> None:
+        """At every outcome: a worker that never fails would have them kept for ever."""
+        while breaker.outcomes and breaker.outcomes[0][0] <= self._clock.now() - self._config.window_s:
+            breaker.outcomes.popleft()
+
     def _is_too_much(self, breaker: _Breaker) -> bool:
         config, outcomes = self._config, breaker.outcomes
-        while outcomes and outcomes[0][0] <= self._clock.now() - config.window_s:
-            outcomes.popleft()
         if breaker.in_a_row >= config.failures_in_a_row:
             return True
         failures = sum(not worked for _, worked in outcomes)

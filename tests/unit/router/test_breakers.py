@@ -283,3 +283,13 @@ async def test_whatever_happens_a_worker_comes_back_when_it_works_and_one_probe_
     assert made.offers(REF), "no state is for ever"
     made.begin(REF).worked()
     assert made.state(REF) is CLOSED
+
+
+async def test_outcomes_of_long_ago_are_forgotten_though_nothing_fails():
+    """They were looked through at a failure only, so a worker that never failed had all of them kept."""
+    clock = VirtualClock()
+    made = breakers(clock=clock)
+    for _ in range(100):
+        await clock.advance(CONFIG.window_s / 10)
+        made.begin(REF).worked()
+    assert len(made._breakers[REF].outcomes) <= 10
