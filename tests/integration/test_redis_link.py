@@ -14,7 +14,7 @@ from registry.subscription import Message, Signal, Subscription
 
 QUICK = {
     "connect_timeout_s": 1.0,
-    "command_timeout_s": 0.3,
+    "command_timeout_s": 0.8,
     "check_s": 0.1,
     "min_backoff_s": 0.02,
     "max_backoff_s": 0.1,
