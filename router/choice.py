@@ -62,14 +62,13 @@ class Chooser:
         """
         prefills, decodes = (self.candidates(kind, progress) for kind in (WorkerKind.PREFILL, WorkerKind.DECODE))
         fresh = _fresh(prefills, progress)
-        pools = [self._reached(by, of) for by in (fresh, prefills) for of in (_fresh(decodes, progress), decodes)]
-        decode = self._pick(WorkerKind.DECODE, progress, pools if forced else pools[:2])
+        by_whom = (fresh, prefills) if forced else (fresh,)
+        # Lazily, here and below: the first pool is nearly always the one, and each asks the book about every pair.
+        pools = (self._reached(by, of) for by in by_whom for of in (_fresh(decodes, progress), decodes))
+        decode = self._pick(WorkerKind.DECODE, progress, pools)
         if decode is None:
             return None
-        reaching = [
-            [c for c in pool if not self._book.is_bad(c.info.ref, decode.ref)]
-            for pool in (fresh, prefills if forced else ())
-        ]
+        reaching = ([c for c in pool if not self._book.is_bad(c.info.ref, decode.ref)] for pool in by_whom)
         prefill = self._pick(WorkerKind.PREFILL, progress, reaching)
         return None if prefill is None else (prefill, decode)
 
