@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from contracts.errors import TransferFailed
 from contracts.secret import NONCE_BYTES, PROOF_BYTES, ProofKey
 from kv_transfer.handshake import ANSWER_BYTES, SourceHandshake, TargetHandshake
+from observability.seldom import Seldom
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ _MAGIC = b"DIPTSHM\x01"
 _MAGIC_PROVEN = b"DIPTSHM\x02"  # a nonce follows it; then comes the greeting, with the door's proof behind it
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _KNOCK_TIMEOUT_S = 5.0
+_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,10 @@ class Door:
         self._wake, self._woken = socket.socketpair()
         self._guests: set[socket.socket] = set()
         self._strangers: dict[socket.socket, tuple[TargetHandshake, float]] = {}  # and until when; the oldest first
+        self._seldom = Seldom()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._woken, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._serve, name="kv-shm-door", daemon=True)
         self._thread.start()
 
@@ -94,9 +100,7 @@ class Door:
             os.close(fd)
 
     def _serve(self) -> None:
-        with selectors.DefaultSelector() as selector, self._listener, self._woken:
-            selector.register(self._listener, selectors.EVENT_READ)
-            selector.register(self._woken, selectors.EVENT_READ)
+        with self._selector as selector, self._listener, self._woken:
             while True:
                 ready = [key.fileobj for key, _ in selector.select(self._patience_s())]
                 if self._woken in ready:
@@ -126,12 +130,17 @@ class Door:
         now, room = time.monotonic(), self._terms.max_strangers
         for index, (guest, (_, until)) in enumerate(reversed(self._strangers.items())):
             if guest not in ending and (until <= now or index >= room):
-                logger.warning("shm: a peer was turned away: it did not prove itself in time")
+                self._warn("it did not prove itself in time")
                 ending.append(guest)
         return ending
 
     def _admit(self) -> socket.socket | None:
-        guest, _ = self._listener.accept()
+        try:
+            guest, _ = self._listener.accept()
+        except OSError as error:  # out of descriptors, perhaps: others may be given back
+            self._warn(error)
+            time.sleep(_PAUSE_S)
+            return None
         try:
             guest.setblocking(False)
             raw = guest.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -145,7 +154,7 @@ class Door:
                 guest.send(_MAGIC_PROVEN + handshake.nonce)
                 self._strangers[guest] = handshake, time.monotonic() + self._terms.hello_s
         except OSError as error:
-            logger.warning("shm: a peer was turned away: %s", error)
+            self._warn(error)
             guest.close()
             return None
         return guest
@@ -159,9 +168,14 @@ class Door:
                 raise PermissionError("it does not know our cluster secret")
             socket.send_fds(guest, [self._greeting + welcome], self._fds)
         except OSError as error:
-            logger.warning("shm: a peer was turned away: %s", error)
+            self._warn(error)
             return False
         return True
+
+    def _warn(self, why: object) -> None:
+        more = self._seldom.due()
+        if more is not None:
+            logger.warning("shm: a peer was turned away: %s (%d more before)", why, more)
 
 
 def knock(name: str, key: ProofKey | None = None) -> Keys:

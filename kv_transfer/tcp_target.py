@@ -30,6 +30,7 @@ from kv_transfer.tcp_wire import (
     wait_readable,
 )
 from kv_transfer.windows import Window, WindowTable, check_target
+from observability.seldom import Seldom
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class TcpTarget:
             socket.socket, None
         ] = {}  # those of them that have not introduced themselves, oldest first
         self._closing = threading.Event()
+        self._seldom = Seldom()
         self._thread = threading.Thread(target=self._accept, name="kv-tcp-accept", daemon=True)
         self._thread.start()
 
@@ -99,7 +101,7 @@ class TcpTarget:
                 continue
             with self._lock:
                 if self._closing.is_set() or len(self._connections) >= self._limits.max_connections:
-                    logger.warning("tcp: %s turned away: %d connections", peer, len(self._connections))
+                    self._warn("tcp: %s turned away: %d connections", peer, len(self._connections))
                     connection.close()
                     continue
                 self._admit(connection)
@@ -114,7 +116,7 @@ class TcpTarget:
         try:
             thread.start()
         except RuntimeError as error:  # no more threads: others may end
-            logger.warning("tcp: a connection was turned away: %s", error)
+            self._warn("tcp: a connection was turned away: %s", error)
             connection.close()
             return
         self._connections[connection] = thread
@@ -136,12 +138,17 @@ class TcpTarget:
                 connection.sendall(pack_ack(self._receive(connection, header), header.key))
         except OSError as error:
             if not self._closing.is_set():
-                logger.warning("tcp: a connection was ended: %s", error)
+                self._warn("tcp: a connection was ended: %s", error)
         finally:
             with self._lock:
                 self._strangers.pop(connection, None)
                 del self._connections[connection]
                 connection.close()
+
+    def _warn(self, said: str, *about: object) -> None:
+        more = self._seldom.due()
+        if more is not None:
+            logger.warning(said + " (%d more before)", *about, more)
 
     def _receive(self, connection: socket.socket, header: Header) -> Status:
         raw = receive_exactly(connection, RANGE_BYTES * header.num_ranges, self._limits.stall_s)

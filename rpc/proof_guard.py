@@ -8,7 +8,6 @@ A refused call is counted and logged, and has cost no service anything. Does not
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -20,6 +19,7 @@ from contracts.errors import InvalidRequest, NotOfThisCluster
 from contracts.pb.diptych.v1 import cluster_pb2, cluster_pb2_grpc
 from contracts.secret import ClusterSecret
 from observability.log import get_logger
+from observability.seldom import Seldom
 from rpc.call_proof import CallProver, Challenge, Metadata
 from rpc.server import is_loopback
 
@@ -46,8 +46,7 @@ class ProofGuard(grpc.aio.ServerInterceptor):
     def __init__(self, secret: ClusterSecret) -> None:
         self._prover = CallProver(secret)
         self.on_refused: Callable[[str], object] | None = None
-        self._quiet_until = 0.0
-        self._num_quiet = 0
+        self._seldom = Seldom()
 
     def serve(self, server: grpc.aio.Server) -> None:
         """Answer those who ask what to prove themselves with."""
@@ -116,13 +115,9 @@ class ProofGuard(grpc.aio.ServerInterceptor):
             raise
 
     def _say(self, method: str, error: NotOfThisCluster) -> None:
-        """At most once a second: a stranger must not fill the log."""
-        now = asyncio.get_running_loop().time()
-        if now < self._quiet_until:
-            self._num_quiet += 1
-            return
-        log.warning("a call was refused", method=method, reason=error, more_before=self._num_quiet)
-        self._quiet_until, self._num_quiet = now + 1.0, 0
+        more = self._seldom.due()
+        if more is not None:
+            log.warning("a call was refused", method=method, reason=error, more_before=more)
 
 
 class _ClusterServicer(cluster_pb2_grpc.ClusterServicer):

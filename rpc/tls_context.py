@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from contracts.errors import ConfigError
 from observability.log import get_logger
+from observability.seldom import Seldom
 from rpc.tls import Material, TlsConfig, TlsFiles
 
 log = get_logger(__name__)
@@ -23,7 +24,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     """For a listening socket. Raises ConfigError for files that OpenSSL does not take."""
     material = files.current()
     context = _Renewed(ssl.PROTOCOL_TLS_SERVER)
-    context.follow(files, material, _configured(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files.config, material))
+    context.follow(files, material)
     return _configured(context, files.config, material)
 
 
@@ -47,11 +48,13 @@ class _Renewed(ssl.SSLContext):
     """
 
     _files: TlsFiles
+    _watched: type[ssl.SSLObject]
     _made: tuple[Material, ssl.SSLContext]
 
-    def follow(self, files: TlsFiles, material: Material, newest: ssl.SSLContext) -> None:
-        """From now on; `newest` was made of `material`."""
-        self._files, self._made = files, (material, newest)
+    def follow(self, files: TlsFiles, material: Material) -> None:
+        """From now on; `material` is what they hold now."""
+        self._files, self._watched = files, _watched()
+        self._made = material, self._make(material)
 
     def wrap_bio(
         self,
@@ -68,12 +71,17 @@ class _Renewed(ssl.SSLContext):
         material = self._files.current()
         if material is not self._made[0]:
             try:
-                newest = _configured(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self._files.config, material)
+                newest = self._make(material)
             except ConfigError as error:
                 log.error("renewed TLS files cannot be used; the old ones stay", reason=error)
             else:
                 self._made = (material, newest)
         return self._made[1]
+
+    def _make(self, material: Material) -> ssl.SSLContext:
+        made = _configured(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self._files.config, material)
+        made.sslobject_class = self._watched
+        return made
 
 
 _Context = TypeVar("_Context", bound=ssl.SSLContext)
@@ -81,7 +89,6 @@ _Context = TypeVar("_Context", bound=ssl.SSLContext)
 
 def _configured(context: _Context, config: TlsConfig, material: Material) -> _Context:
     _harden(context)
-    context.sslobject_class = _Watched
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])
     _show(context, config)
@@ -105,15 +112,21 @@ def _show(context: ssl.SSLContext, config: TlsConfig) -> None:
         raise ConfigError(f"{config.flags[0]} {config.cert}: OpenSSL does not take it: {error}") from error
 
 
-class _Watched(ssl.SSLObject):
-    """One connection, whose refusal is said: asyncio tells nobody."""
+def _watched() -> type[ssl.SSLObject]:
+    """Connections of one door, whose refusals are said: asyncio tells nobody."""
+    seldom = Seldom()
 
-    def do_handshake(self) -> None:
-        """ssl's."""
-        try:
-            super().do_handshake()
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            raise
-        except ssl.SSLError as error:
-            log.info("TLS handshake refused", reason=error)
-            raise
+    class Watched(ssl.SSLObject):
+        def do_handshake(self) -> None:
+            """ssl's."""
+            try:
+                super().do_handshake()
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                raise
+            except ssl.SSLError as error:
+                more = seldom.due()
+                if more is not None:
+                    log.info("TLS handshake refused", reason=error, more_before=more)
+                raise
+
+    return Watched

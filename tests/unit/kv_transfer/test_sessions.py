@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import socket
 import threading
 import time
@@ -217,6 +218,13 @@ def test_who_does_not_introduce_himself_is_soon_gone_and_many_make_room(tcp):
         sock.close()
 
 
+def test_strangers_do_not_fill_the_log(tcp, caplog):
+    for _ in range(20):
+        with stranger(tcp, b"GET / HT") as sock:
+            over(sock)
+    assert 1 <= caplog.text.count("tcp: a connection was ended") <= 3
+
+
 def test_no_more_threads_cost_a_connection_and_not_the_listener(tcp, monkeypatch, caplog):
     start = threading.Thread.start
 
@@ -317,6 +325,21 @@ def test_descriptors_are_for_who_has_proven_himself(door):
             assert fds == []
             assert len(data) <= 8 + NONCE_BYTES
     enter(door)
+
+
+def test_no_descriptor_left_costs_a_guest_a_moment_and_not_the_door(door, caplog):
+    early = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (early.fileno() + 1, limits[1]))
+    try:
+        early.connect("\0" + door.name)
+        deadline = time.monotonic() + 5
+        while "Too many open files" not in caplog.text and time.monotonic() < deadline:
+            time.sleep(0.01)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    enter(door)
+    early.close()
 
 
 def test_guests_who_say_nothing_are_shown_out_and_many_make_room(door):
