@@ -5,9 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from engine.models.store import resolve_model
 from tests.redis_process import RedisProcess, require_redis_server
+
+# How long one example takes says how crowded the machine is, and nothing of the code.
+settings.register_profile("crowded", parent=settings(), deadline=None)
+settings.load_profile("crowded")
 
 
 @pytest.fixture(scope="session")
