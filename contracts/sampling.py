@@ -15,6 +15,7 @@ MAX_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
 MAX_SEED = 2**63 - 1
+MAX_MAX_TOKENS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class SamplingParams:
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _integer("seed", self.seed, 0, MAX_SEED)
-        _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _integer("max_tokens", self.max_tokens, 1, MAX_MAX_TOKENS)
         _integer("min_tokens", self.min_tokens, 0, self.max_tokens)
         for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if value is not None:

@@ -145,7 +145,7 @@ def compiled(source: str) -> jinja2.Template:
         return environment().from_string(source)
     except jinja2.TemplateSyntaxError as error:
         raise TemplateRefusal(f"line {error.lineno}: {error.message}") from error
-    except (RecursionError, MemoryError, ValueError, TypeError, ArithmeticError) as error:
+    except Exception as error:  # constants are computed; what jinja2 does not check, such as a stray break, Python does
         raise TemplateRefusal(f"it cannot be compiled: {type(error).__name__}: {error}") from error
 
 
@@ -159,11 +159,15 @@ def rendered(template: jinja2.Template, variables: Mapping[str, JsonValue], max_
             size += len(part)
             if max_chars is not None and size > max_chars:
                 raise TemplateRefusal(f"it makes a text of more than {max_chars} characters, which is the limit")
-    except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-        raise TemplateRefusal(str(error)) from error
+        text = "".join(parts)
+        text.encode()  # a template may spell half a character
+    except TemplateRefusal:
+        raise
     except (RecursionError, MemoryError) as error:
         raise TemplateRefusal(f"it needs too much: {type(error).__name__}") from error
-    return "".join(parts)
+    except Exception as error:  # a stranger's program may fail in any way
+        raise TemplateRefusal(str(error) or type(error).__name__) from error
+    return text
 
 
 def continued(conversation: Conversation, text: str) -> str:

@@ -8,17 +8,17 @@ proto's fields. Does not know templates.
 
 from __future__ import annotations
 
-import json
 import re
 
 from pydantic import JsonValue
+from pydantic_core import from_json
 
 from contracts.errors import InvalidRequest
 from contracts.pb.diptych.v1 import inference_pb2 as pb
 from router.exchange import ChatPrompt
 from router.openai_chat import ChatRules
 from router.openai_messages import CalledFunction, ChatMessage, ToolCall
-from router.openai_schema import TokenizeBody
+from router.openai_schema import TokenizeBody, checked
 
 CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
 _INDEX = re.compile(r"\.(\d+)")
@@ -36,16 +36,16 @@ def chat_prompt(chat: pb.Chat, rules: ChatRules, add_special_tokens: bool | None
     if not chat.messages:
         raise InvalidRequest("chat.messages", 0, "must have at least 1 message")
     tools: list[JsonValue] = [_json(f"chat.tools_json[{i}]", text) for i, text in enumerate(chat.tools_json)]
-    body = TokenizeBody(
-        messages=[_message(index, turn) for index, turn in enumerate(chat.messages)],
-        tools=tools,
-        add_special_tokens=add_special_tokens,
-        add_generation_prompt=chat.add_generation_prompt if chat.HasField("add_generation_prompt") else None,
-        continue_final_message=chat.continue_final_message,
-        chat_template_kwargs=_variables(chat.template_variables_json),
-    )
+    fields = {
+        "messages": [_message(index, turn) for index, turn in enumerate(chat.messages)],
+        "tools": tools,
+        "add_special_tokens": add_special_tokens,
+        "add_generation_prompt": chat.add_generation_prompt if chat.HasField("add_generation_prompt") else None,
+        "continue_final_message": chat.continue_final_message,
+        "chat_template_kwargs": _variables(chat.template_variables_json),
+    }
     try:
-        prompt = rules.prompt(body)
+        prompt = rules.prompt(checked(TokenizeBody, fields))
     except InvalidRequest as error:
         raise error.at(f"chat.{_field(error.field)}") from error
     assert isinstance(prompt, ChatPrompt)  # it has messages
@@ -82,15 +82,11 @@ def _variables(text: str) -> dict[str, JsonValue] | None:
 
 def _json(field: str, text: str) -> JsonValue:
     try:
-        value: JsonValue = json.loads(text, parse_constant=_no_number)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(field, text, "must be JSON") from error
+        # Unlike json.loads it bounds how deeply things may be nested, and takes no half characters.
+        value: JsonValue = from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidRequest(field, text, "must be JSON, nested less deeply than a hundred") from error
     return value
-
-
-def _no_number(name: str) -> JsonValue:
-    """For NaN and infinities, which Python reads and JSON does not have."""
-    raise ValueError(name)
 
 
 def _field(path: str) -> str:

@@ -16,7 +16,7 @@ import grpc
 
 from contracts.errors import InvalidRequest
 from contracts.pb.diptych.v1 import inference_pb2 as pb
-from contracts.pb.diptych.v1 import inference_pb2_grpc, registry_pb2, registry_pb2_grpc
+from contracts.pb.diptych.v1 import inference_pb2_grpc, registry_pb2, registry_pb2_grpc, types_pb2
 from contracts.wire import (
     finish_to_pb,
     handoff_stats_to_pb,
@@ -41,6 +41,7 @@ INFERENCE_SERVICE: str = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 REGISTRY_SERVICE: str = registry_pb2.DESCRIPTOR.services_by_name["Registry"].full_name
 _ROUTE_FROM_PB = {pb.ROUTE_DISAGGREGATED: Route.DISAGGREGATED, pb.ROUTE_COLOCATED: Route.COLOCATED}
 _ROUTE_TO_PB = {value: key for key, value in _ROUTE_FROM_PB.items()}
+_SAMPLING_FIELDS = frozenset(types_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
 _GenerateContext = grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]
 _ListContext = grpc.aio.ServicerContext[pb.ListModelsRequest, pb.ListModelsResponse]
 _TokenizeContext = grpc.aio.ServicerContext[pb.TokenizeRequest, pb.TokenizeResponse]
@@ -74,11 +75,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         ask = ask_from_pb(request, self._service.card, self._rules, self._new_id, _traceparent(context))
         session = session_in(context.invocation_metadata() or ())
         ask = replace(ask, caller=caller, timeout_s=context.time_remaining(), session=session)
-        async with aclosing(self._service.answer(ask, self._timeout_s)) as pieces:
-            async for piece in pieces:
-                if piece.quota is not None:
-                    await context.send_initial_metadata(tuple(piece.quota.words().items()))
-                yield piece_to_pb(ask.request_id, piece)
+        try:
+            async with aclosing(self._service.answer(ask, self._timeout_s)) as pieces:
+                async for piece in pieces:
+                    if piece.quota is not None:
+                        await context.send_initial_metadata(tuple(piece.quota.words().items()))
+                    yield piece_to_pb(ask.request_id, piece)
+        except InvalidRequest as error:
+            raise error.at(_path(error.field, request)) from error
 
     async def ListModels(self, request: pb.ListModelsRequest, context: _ListContext) -> pb.ListModelsResponse:
         """See the service's definition."""
@@ -110,7 +114,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         for index, token_id in enumerate(request.token_ids):
             if token_id >= card.vocab_size:
                 raise InvalidRequest(f"token_ids[{index}]", token_id, f"must be from 0 to {card.vocab_size - 1}")
-        return pb.DetokenizeResponse(text=card.tokenizer.decode(request.token_ids, skip_special_tokens=False))
+        text = await card.tokenizer.decode_whole(request.token_ids, skip_special_tokens=False)
+        return pb.DetokenizeResponse(text=text)
 
 
 class RegistryServicer(registry_pb2_grpc.RegistryServicer):
@@ -202,6 +207,13 @@ def _prompt_from_pb(message: pb.GenerateRequest, rules: ChatRules) -> Prompt:
             return chat_prompt(message.chat, rules)
         case _:
             raise InvalidRequest("input", None, "one of text, token_ids and chat must be set")
+
+
+def _path(field: str, message: pb.GenerateRequest) -> str:
+    """The way to a field of an Ask in the message that it came in."""
+    if field in _SAMPLING_FIELDS:
+        return f"sampling.{field}"
+    return message.WhichOneof("input") or field if field == "prompt" else field
 
 
 def _route_from_pb(value: pb.Route.ValueType) -> Route | None:

@@ -87,8 +87,17 @@ def error_response(error: DiptychError, request_id: str | None = None) -> Respon
 class AnswerResponse(Response):
     """Makes the answers to one request and sends them. Owns their making: it is closed before this returns, whatever happened."""
 
-    def __init__(self, pieces: AsyncGenerator[Piece, None], form: Format, stream: bool, request_id: str) -> None:
+    def __init__(
+        self,
+        pieces: AsyncGenerator[Piece, None],
+        form: Format,
+        stream: bool,
+        request_id: str,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
+        """`names` are what the client calls fields of an Ask that are called otherwise here."""
         super().__init__()
+        self._names = names or {}
         self._pieces = pieces
         self._form = form
         self._stream = stream
@@ -121,6 +130,8 @@ class AnswerResponse(Response):
         try:
             async with aclosing(self._pieces) as pieces:
                 await (self._send_events(pieces, send) if self._stream else self._send_whole(pieces, send))
+        except InvalidRequest as error:
+            await self._send_error(error.at(self._names.get(error.field, error.field)), send)
         except DiptychError as error:
             await self._send_error(error, send)
         except Exception as error:  # noqa: BLE001 - a fault of ours costs this request, is logged, and is said aloud

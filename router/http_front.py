@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
 from starlette.applications import Starlette
@@ -86,7 +86,7 @@ class HttpFront:
         asked = self._rules.ask(body, request_id, _traceparent(request))
         frame = self._frame(body, f"chatcmpl-{request_id}", logprobs=body.logprobs is True)
         form = ChatFormat(frame) if asked.tools is None else ToolChatFormat(frame, asked.tools)
-        return self._answer(_asked_by(request, body, asked.ask), form, body)
+        return self._answer(_asked_by(request, body, asked.ask), form, body, _chat_names(body))
 
     async def _completion(self, request: Request, request_id: str) -> Response:
         body = parse(CompletionBody, await read_body(request, self._limits))
@@ -96,9 +96,9 @@ class HttpFront:
         frame = replace(frame, echo=_echo(ask) if body.echo else None, per_prompt=ask.n)
         return self._answer(_asked_by(request, body, ask), CompletionFormat(frame), body)
 
-    def _answer(self, ask: Ask, form: Format, body: CommonBody) -> Response:
+    def _answer(self, ask: Ask, form: Format, body: CommonBody, names: Mapping[str, str] | None = None) -> Response:
         pieces = self._service.answer(ask, self._limits.request_timeout_s)
-        return AnswerResponse(pieces, form, body.stream is True, ask.request_id)
+        return AnswerResponse(pieces, form, body.stream is True, ask.request_id, names)
 
     def _frame(self, body: CommonBody, response_id: str, *, logprobs: bool) -> Frame:
         card = self._service.card
@@ -180,6 +180,12 @@ class HttpFront:
     async def _show_metrics(self, request: Request, request_id: str) -> Response:
         del request, request_id
         return Response(self._metrics.render(), media_type="text/plain; version=0.0.4")
+
+
+def _chat_names(body: ChatBody) -> Mapping[str, str]:
+    """What a conversation calls the fields of an Ask."""
+    names = {"prompt": "messages"}
+    return names if body.max_completion_tokens is None else {**names, "max_tokens": "max_completion_tokens"}
 
 
 def _name(request: Request, body: CommonBody) -> str:

@@ -30,7 +30,7 @@ class TokenizeFront:
         """count, max_model_len, tokens, and token_strs when asked for."""
         del request_id
         body = parse(TokenizeBody, await read_body(request, self._limits))
-        self._service.check_model(body.model)
+        self._service.check_model(body.model or "")
         token_ids = await self._service.prompter.token_ids(self._rules.prompt(body))
         tokenizer = self._service.card.tokenizer
         answer: dict[str, Json] = {
@@ -45,7 +45,7 @@ class TokenizeFront:
         """prompt: the text of all tokens, special ones as they are written."""
         del request_id
         body = parse(DetokenizeBody, await read_body(request, self._limits))
-        self._service.check_model(body.model)
+        self._service.check_model(body.model or "")
         card = self._service.card
         if body.tokens and not (min(body.tokens) >= 0 and max(body.tokens) < card.vocab_size):
             index, wrong = next((i, t) for i, t in enumerate(body.tokens) if not 0 <= t < card.vocab_size)

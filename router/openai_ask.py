@@ -59,7 +59,7 @@ def base_ask(
         truncate_prompt=body.truncate_prompt_tokens,
         sampling=sampling,
         n=1 if body.n is None else body.n,
-        model=body.model,
+        model=body.model or "",
         stop=stop,
         include_stop=body.include_stop_str_in_output is True,
         skip_special_tokens=body.skip_special_tokens is not False,

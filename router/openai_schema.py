@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import Literal, TypeVar
 
 from pydantic import Field, JsonValue, ValidationError
-from pydantic_core import ErrorDetails
 
 from contracts.errors import InvalidRequest, shown
 from router.openai_messages import ChatMessage, Strict
@@ -63,22 +62,22 @@ NOT_SERVED: Mapping[str, tuple[JsonValue, ...]] = {
 class StreamOptions(Strict):
     """How a stream ends."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False  # vLLM's: usage so far in every chunk
-    include_obfuscation: Literal[False] = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: usage so far in every chunk
+    include_obfuscation: Literal[False] | None = None
 
 
 class DiptychOptions(Strict):
     """Ours: which way the request goes, and whether the answer says where its time went."""
 
     route: Literal["disaggregated", "colocated"] | None = None
-    stages: bool = False
+    stages: bool | None = None
 
 
 class CommonBody(Strict):
     """What both endpoints take."""
 
-    model: str = ""
+    model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = None
@@ -138,17 +137,17 @@ class CommonBody(Strict):
     @property
     def wants_usage_chunk(self) -> bool:
         """Whether a stream ends with a chunk of usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
+        return self.stream_options is not None and self.stream_options.include_usage is True
 
     @property
     def wants_running_usage(self) -> bool:
         """Whether every chunk of a stream says the usage so far."""
-        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats is True
 
     @property
     def wants_stages(self) -> bool:
         """Whether the answer says where its time went."""
-        return self.diptych is not None and self.diptych.stages
+        return self.diptych is not None and self.diptych.stages is True
 
 
 class CompletionBody(CommonBody):
@@ -194,7 +193,7 @@ class ChatBody(CommonBody):
 class TokenizeBody(Strict):
     """POST /tokenize: a prompt, or a conversation as the template renders it."""
 
-    model: str = ""
+    model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = Field(default=None, min_length=1)
     add_special_tokens: bool | None = None
@@ -211,7 +210,7 @@ class TokenizeBody(Strict):
 class DetokenizeBody(Strict):
     """POST /detokenize."""
 
-    model: str = ""
+    model: str | None = None
     tokens: list[int]
 
 
@@ -220,7 +219,7 @@ def parse(kind: type[_Body], body: bytes) -> _Body:
     try:
         parsed = kind.model_validate_json(body)
     except ValidationError as error:
-        raise _as_invalid(error.errors(include_url=False, include_context=False)) from error
+        raise _as_invalid(error) from error
     for name in parsed.model_fields_set & NOT_SERVED.keys():
         value: JsonValue = parsed.__dict__[name]
         # By type as well: to Python, true is 1.
@@ -231,6 +230,14 @@ def parse(kind: type[_Body], body: bytes) -> _Body:
     return parsed
 
 
+def checked(kind: type[_Body], fields: Mapping[str, object]) -> _Body:
+    """The same of values that another door has read. Raises InvalidRequest for what no JSON of OpenAI's could have held."""
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise _as_invalid(error) from error
+
+
 def _check_stream(body: CommonBody) -> None:
     if body.prompt_logprobs is not None and body.stream:
         raise InvalidRequest("prompt_logprobs", body.prompt_logprobs, "is not available with stream: true")
@@ -238,8 +245,8 @@ def _check_stream(body: CommonBody) -> None:
         raise InvalidRequest("stream_options", "options", "is only for stream: true")
 
 
-def _as_invalid(errors: list[ErrorDetails]) -> InvalidRequest:
-    first = errors[0]
+def _as_invalid(error: ValidationError) -> InvalidRequest:
+    first = error.errors(include_url=False, include_context=False)[0]
     if first["type"] == "json_invalid":
         body = first["input"][:_MAX_PATH_CHARS].decode(errors="replace")
         return InvalidRequest("body", body, f"must be JSON in UTF-8: {first['msg']}")

@@ -17,7 +17,7 @@ from dataclasses import replace
 from contracts.clock import Clock
 from contracts.errors import DeadlineExceeded, DiptychError, InvalidRequest, ModelNotFound
 from contracts.request import FinishReason, GenerationRequest
-from contracts.sampling import SamplingParams
+from contracts.sampling import MAX_MAX_TOKENS, SamplingParams
 from contracts.worker import WorkerInfo
 from observability.log import get_logger
 from observability.metrics import RequestSample, RouterMetrics
@@ -134,9 +134,8 @@ class Inference:
             if not 0 < len(stop) <= MAX_STOP_CHARS:
                 raise InvalidRequest("stop", stop, f"each must have from 1 to {MAX_STOP_CHARS} characters")
         # Bounds that do not depend on the prompt, before any work is done for it.
-        replace(ask.sampling, max_tokens=max(ask.sampling.max_tokens, ask.sampling.min_tokens, 1)).validate(
-            self.card.vocab_size
-        )
+        least = min(ask.sampling.min_tokens, MAX_MAX_TOKENS)
+        replace(ask.sampling, max_tokens=max(ask.sampling.max_tokens, least, 1)).validate(self.card.vocab_size)
 
     async def _tokenise(self, ask: Ask, deadline: float) -> list[Job]:
         """Raises DeadlineExceeded as well: prompts before this one may be long, or a template have its bounds to run into."""
@@ -153,9 +152,9 @@ class Inference:
         try:
             return await self._job_of(ask, prompt, deadline)
         except InvalidRequest as error:
-            if ask.more_prompts and error.field == "prompt":
-                raise error.at(f"prompt.{index}") from error
-            raise
+            if error.field not in ("prompt", "prompt_token_ids"):
+                raise
+            raise error.at(f"prompt.{index}" if ask.more_prompts else "prompt") from error
 
     async def _job_of(self, ask: Ask, prompt: Prompt, deadline: float) -> Job:
         context = fit.max_model_len(self.card.max_model_len, self._known(), ask.route)

@@ -91,35 +91,58 @@ class TemplateProcesses:
 
     async def _run(self, request: bytes) -> str:
         async with self._places:
-            child = self._idle.pop() if self._idle else await _Child.start(self._limits)
-            in_step = False
             try:
-                async with asyncio.timeout(self._limits.wall_s):
-                    answer = await child.ask(request)
-                in_step = True
-            except TimeoutError as error:
-                raise TemplateRefusal(f"it does not end within {self._limits.wall_s:g} s") from error
-            except (EOFError, OSError) as error:
-                raise TemplateRefusal(self._why_it_died(await child.end())) from error
-            finally:
-                if in_step:
-                    self._idle.append(child)
-                else:
-                    await child.end()
+                answer = await self._ask(request, self._idle.pop() if self._idle else await self._start())
+            except _DiedError:  # whoever killed it, it need not have been for this request
+                try:
+                    answer = await self._ask(request, await self._start())
+                except _DiedError as error:
+                    raise TemplateRefusal(self._why_it_died(error.status)) from error
         if "refusal" in answer:
             raise TemplateRefusal(answer["refusal"])
         return answer["text"]
 
+    async def _start(self) -> _Child:
+        return await _Child.start(self._limits)
+
+    async def _ask(self, request: bytes, child: _Child) -> dict[str, str]:
+        """Raises TemplateRefusal at a limit of time, _DiedError when the process died of anything else."""
+        in_step = False
+        try:
+            async with asyncio.timeout(self._limits.wall_s):
+                answer = await child.ask(request)
+            in_step = True
+        except TimeoutError as error:
+            raise TemplateRefusal(f"it does not end within {self._limits.wall_s:g} s") from error
+        except (EOFError, OSError) as error:
+            status = await child.end()
+            log.warning("a process that renders chat templates died", status=status)
+            if status != -signal.SIGPROF:
+                raise _DiedError(status) from error
+            said = f"it computes for more than {self._limits.cpu_s:g} s, which is the limit"
+            raise TemplateRefusal(said) from error
+        finally:
+            if in_step:
+                self._idle.append(child)
+            else:
+                await child.end()
+        return answer
+
     def _why_it_died(self, status: int) -> str:
-        log.warning("a process that renders chat templates died", status=status)
-        if status == -signal.SIGPROF:
-            return f"it computes for more than {self._limits.cpu_s:g} s, which is the limit"
         return f"its rendering died (status {status}); {self._limits.memory_bytes // 2**20} MiB of memory are the limit"
 
     def _ended(self, job: asyncio.Task[str]) -> None:
         self._jobs.discard(job)
         if not job.cancelled():
             job.exception()  # whoever waited has it; if nobody does any more, it is nobody's
+
+
+class _DiedError(Exception):
+    """A process ended in the middle of a rendering."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
 
 
 class _Child:

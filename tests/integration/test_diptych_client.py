@@ -79,11 +79,11 @@ async def test_what_is_refused_names_its_field(served):
     async with AsyncClient(served.target) as client:
         with pytest.raises(InvalidArgument) as caught:
             await client.generate(PROMPT, top_p=2.0).answer()
-        assert [v.field for v in caught.value.violations] == ["top_p"]
+        assert [v.field for v in caught.value.violations] == ["sampling.top_p"]
         assert "got 2" in caught.value.violations[0].description
         with pytest.raises(InvalidArgument) as caught:
             await client.generate([]).answer()
-        assert [v.field for v in caught.value.violations] == ["prompt"]
+        assert [v.field for v in caught.value.violations] == ["token_ids"]
         with pytest.raises(NotFound, match="other"):
             await client.generate(PROMPT, model="other").answer()
 
@@ -92,7 +92,7 @@ async def test_what_is_refused_names_its_field(served):
             client.generate(PROMPT, max_tokens=0).answer()
         return caught.value
 
-    assert [v.field for v in (await in_thread(ask)).violations] == ["max_tokens"]
+    assert [v.field for v in (await in_thread(ask)).violations] == ["sampling.max_tokens"]
 
 
 async def test_a_stream_that_is_left_frees_what_it_holds(served):

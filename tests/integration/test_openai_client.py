@@ -124,11 +124,14 @@ async def test_without_a_seed_equal_prompts_have_answers_of_their_own(served, cl
 
 
 async def test_a_prompt_that_cannot_be_ends_the_request_by_its_place(served, client):
-    for bad, field in [("word " * 2000, "prompt.1"), ([5000], "prompt")]:
+    for bad, field in [("word " * 2000, "prompt.1"), ([5000], "prompt.1"), ([-1], "prompt.1")]:
         prompts = ["fine", bad] if isinstance(bad, str) else [[5], bad]
         with pytest.raises(openai.BadRequestError) as caught:
             await client.completions.create(model=MODEL, prompt=prompts, max_tokens=4)
-        assert caught.value.param.startswith(field), caught.value
+        assert caught.value.param == field, caught.value
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.completions.create(model=MODEL, prompt=[5000], max_tokens=4)
+    assert caught.value.param == "prompt"
     with pytest.raises(openai.BadRequestError) as caught:
         await client.completions.create(model=MODEL, prompt=["a"] * 65, n=2, max_tokens=4)
     assert caught.value.param == "prompt"
@@ -257,3 +260,17 @@ async def test_a_prompt_that_a_worker_refuses_ends_the_others(served, client):
     assert caught.value.param == "prompt"
     await served.cluster.idle()
     assert not decode.running
+
+
+async def test_errors_name_fields_as_the_request_does(client):
+    long = [{"role": "user", "content": "word " * 2000}]
+    for asked, field in [
+        ({"messages": long}, "messages"),
+        ({"messages": CHAT, "max_tokens": 5000}, "max_tokens"),
+        ({"messages": CHAT, "max_tokens": 4, "max_completion_tokens": 5000}, "max_completion_tokens"),
+        ({"messages": CHAT, "max_tokens": 4, "extra_body": {"min_tokens": 2**31}}, "min_tokens"),
+    ]:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.chat.completions.create(**{"model": MODEL, **asked})
+        assert caught.value.param == field
+        assert caught.value.body["message"].startswith(f"{field}: ")

@@ -36,6 +36,9 @@ REFUSED = {
     "n larger than the KV memory": (ask(replace(GREEDY, max_tokens=60), n=3), (6, 640), "prompt", (39, 60, 96)),
 }
 
+# What the doors call a field.
+NAMES = {"prompt": ("prompt", "text", "token_ids"), "max_tokens": ("max_tokens", "sampling.max_tokens")}
+
 
 @pytest.mark.parametrize("route", list(Route))
 @pytest.mark.parametrize("door", DOORS)
@@ -44,7 +47,7 @@ async def test_refused_at_once(served: House, name: str, door: str, route: Route
     question, (num_blocks, context), field, numbers = REFUSED[name]
     async with served.crew(num_blocks, context) as crew:
         said_field, message = await refusal(served, door, question, route)
-        assert said_field == field
+        assert said_field in NAMES[field]
         for number in numbers:
             assert str(number) in message, message
         stats = [*await crew.stats(crew.pools.prefill), *await crew.stats(crew.pools.decode)]

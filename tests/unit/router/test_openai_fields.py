@@ -219,6 +219,9 @@ def test_what_says_how_is_taken(kind):
     for name, value in FORM.items():
         if name not in NOT_IN[kind]:
             asked(kind, {name: value})
+    asked(kind, {"model": None, "diptych": {"route": None, "stages": None}})
+    nothing = dict.fromkeys(("include_usage", "include_obfuscation", "continuous_usage_stats"))
+    asked(kind, {"stream_options": nothing, "stream": True})
     with pytest.raises(InvalidRequest, match="stream_options"):
         asked(kind, {"stream_options": {"include_usage": True}})
     asked(kind, {"stream_options": {"include_usage": True, "include_obfuscation": False}, "stream": True})
