@@ -335,6 +335,8 @@ def _end_unread(context: _Context[_Req, _Resp], error: _Unread) -> None:
 async def _fail(context: _Context[_Req, _Resp], error: Exception, method: str) -> NoReturn:
     if isinstance(error, grpc.aio.BaseError) and not isinstance(error, grpc.aio.UsageError):
         raise error  # gRPC's own business: the call was aborted or the server is being stopped
+    if isinstance(error, NotImplementedError) and context.code() is grpc.StatusCode.UNIMPLEMENTED:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, context.details())  # generated code's word; no fault of ours
     if not isinstance(error, DiptychError):
         log.error("call failed", error, method=method)
         error = InternalError(f"{type(error).__name__} in {method}; see the worker's log")

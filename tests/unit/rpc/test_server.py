@@ -268,6 +268,15 @@ def test_addresses() -> None:
     assert [has_port(a) for a in ("h:1", "h", "::1", "[::1]:1", ":1")] == [True, False, False, True, False]
 
 
+async def test_a_method_that_a_service_does_not_have_is_no_fault_of_ours(caplog) -> None:
+    """gRPC's health service comes with one, which any stranger may call."""
+    async with serving() as (_, channel):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await health_pb2_grpc.HealthStub(channel).List(health_pb2.HealthListRequest())
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert "call failed" not in caplog.text
+
+
 class SlowHealth:
     """A health table whose entries take turns to write, as the real one's may; one kind of them many."""
 
