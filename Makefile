@@ -6,6 +6,7 @@ MODEL  ?= smollm2-135m-instruct
 MINUTES   ?= 20
 CONNECTOR ?= shm
 SEED      ?= 1
+REGISTRY  ?= embedded
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test soak check coverage up bench model proto proto-check env clean
@@ -19,8 +20,8 @@ demo: env        ## set up, fetch a real model, serve it from two pools, ask it 
 test: env        ## pass the tests, two files at a time
 	$(BIN)/pytest -n 2 --dist loadfile
 
-soak: env        ## MINUTES=20: a real cluster under load while workers are killed and stopped and clients leave
-	$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED) --connector $(CONNECTOR)
+soak: env        ## MINUTES=20 (REGISTRY=redis: two routers): a real cluster under load while workers are killed and stopped and clients leave
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED) --connector $(CONNECTOR) --registry $(REGISTRY)
 
 check: env proto-check  ## format, lint, types, import floors, architecture, generated code, coverage of the core
 	$(BIN)/ruff format --check .

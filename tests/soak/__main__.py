@@ -24,14 +24,32 @@ SHOWN_CHARS = 600
 @click.option("--minutes", default=20.0, show_default=True, help="How long the load lasts.")
 @click.option("--seed", default=1, show_default=True, help="Of everything that is drawn.")
 @click.option("--connector", type=click.Choice(["shm", "tcp", "auto"]), default="shm", show_default=True)
+@click.option("--registry", type=click.Choice(["embedded", "redis"]), default="embedded", show_default=True)
+@click.option("--questions", default=SoakConfig().num_questions, show_default=True, help="How many are asked in turn.")
 @click.option("--rate", default=SoakConfig().rate_hz, show_default=True, help="Requests a second.")
 @click.option("--results", type=click.Path(file_okay=False, path_type=Path), help="Where to write soak-CONNECTOR.json.")
 @click.option("--keep", is_flag=True, help="Keep the logs of a good run, too.")
-def main(minutes: float, seed: int, connector: str, rate: float, results: Path | None, keep: bool) -> None:
+def main(
+    minutes: float,
+    seed: int,
+    connector: str,
+    registry: str,
+    questions: int,
+    rate: float,
+    results: Path | None,
+    keep: bool,
+) -> None:
     """Run a real cluster under load while workers are killed and stopped and clients leave, and judge what is left."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the cluster is ended with us
     logs = Path(tempfile.mkdtemp(prefix="diptych-soak-"))
-    config = SoakConfig(minutes=minutes, seed=seed, connector=connector, rate_hz=rate)
+    config = SoakConfig(
+        minutes=minutes,
+        seed=seed,
+        connector=connector,
+        shared=registry == "redis",
+        num_questions=questions,
+        rate_hz=rate,
+    )
     print(f"soak: seed {seed}, {minutes:g} minutes, {connector}; logs in {logs}", flush=True)
     bounds, begin, facts = Bounds(), cpu_seconds(), machine_facts()
     soak = Soak(config, logs)

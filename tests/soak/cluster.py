@@ -13,6 +13,7 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +67,8 @@ class Facts(msgspec.Struct, frozen=True):
 class Cluster:
     """See the module's docstring. Owns the child."""
 
-    def __init__(self, connector: str, size: Size, logs: Path) -> None:
+    def __init__(self, connector: str, size: Size, logs: Path, flags: Sequence[str] = ()) -> None:
+        """`flags` are more of `diptych up`."""
         self._logs = logs
         self._ready_file = logs / "ready.json"
         up = [sys.executable, "-P", "-m", "cli", "up", "--model", str(MODEL), "--plain", "--http-port", "0"]
@@ -83,7 +85,7 @@ class Cluster:
         ]
         up += ["--max-num-batched-tokens", str(size.max_num_batched_tokens), "--max-num-seqs", str(size.max_num_seqs)]
         up += ["--drain-timeout", str(size.drain_timeout_s), "--log-level", "info"]
-        self._command = [*up, "--ready-file", str(self._ready_file)]
+        self._command = [*up, *flags, "--ready-file", str(self._ready_file)]
         self._child: asyncio.subprocess.Process | None = None
         self._asked: set[int] = set()  # processes that were ended or told to end
         self._ready_since: dict[int, float] = {}

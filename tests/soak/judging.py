@@ -78,10 +78,11 @@ class Tally:
     failed: list[str] = field(default_factory=list)
     allowed: list[str] = field(default_factory=list)
     hung: list[str] = field(default_factory=list)
+    excused: list[str] = field(default_factory=list)  # with the router that was asked
     slowest_s: float = 0.0
 
-    def add(self, name: str, heard: Heard, wrong: Sequence[str]) -> None:
-        """One request is over; `wrong` says how its answer differs from the truth."""
+    def add(self, name: str, heard: Heard, wrong: Sequence[str], *, excused: bool = False) -> None:
+        """One request is over; `wrong` says how its answer differs from the truth. It may have failed when `excused`."""
         self.outcomes[heard.outcome] += 1
         self.wrong += [f"{name}: {what}" for what in wrong]
         if heard.outcome is Outcome.DONE:
@@ -89,7 +90,7 @@ class Tally:
         if heard.outcome is Outcome.HUNG:
             self.hung.append(f"{name}: no end after {heard.took_s:.0f} s, {heard.num_pieces} pieces")
         if heard.outcome is Outcome.FAILED:
-            where = self.allowed if is_allowed(heard) else self.failed
+            where = self.excused if excused else self.allowed if is_allowed(heard) else self.failed
             where.append(f"{name}: after {heard.num_pieces} pieces and {heard.took_s:.1f} s: {heard.error}")
 
 

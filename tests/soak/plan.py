@@ -29,11 +29,14 @@ class Door(StrEnum):
 
 
 class Kind(StrEnum):
-    """What is done to a worker."""
+    """What is done to a process."""
 
     KILL = "kill"  # SIGKILL
     TERM = "term"  # SIGTERM
     STOP = "stop"  # SIGSTOP, later SIGCONT
+    FLUSH = "flush"  # the rest befalls a Redis: emptied
+    FULL = "full"  # takes no writes
+    SILENT = "silent"  # answers nobody
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,7 @@ def disturbances(seed: int, victims: tuple[str, ...], length_s: float, every_s: 
     at_s = 0.0
     while True:
         at_s += 1.0 + rng.expovariate(1 / max(every_s - 1.0, 0.1))
-        kind = rng.choices(tuple(Kind), (45, 25, 30))[0]
+        kind = rng.choices((Kind.KILL, Kind.TERM, Kind.STOP), (45, 25, 30))[0]
         order = tuple(rng.sample(victims, len(victims)))
         pause_s = rng.choice((0.05, 0.5, 2.0, 4.0, 8.0)) * rng.uniform(0.5, 1.5)
         if at_s >= length_s:
@@ -139,3 +142,20 @@ def disturbances(seed: int, victims: tuple[str, ...], length_s: float, every_s: 
         if at_s > length_s / 2 and kind is not Kind.STOP:
             order = tuple(victim for victim in order if victim not in spared)
         made.append(Disturbance(at_s, kind, order, pause_s if kind is Kind.STOP else 0.0))
+
+
+def shared_disturbances(seed: int, redis: str, router: str, length_s: float, every_s: float) -> tuple[Disturbance, ...]:
+    """The same for what routers share, and for one of them: one after the other, each with its length, then a rest."""
+    rng = random.Random(f"{seed}/shared")
+    of_redis = (Kind.KILL, Kind.STOP, Kind.FLUSH, Kind.FULL, Kind.SILENT)
+    made: list[Disturbance] = []
+    at_s = 0.0
+    while True:
+        at_s += 1.0 + rng.expovariate(1 / max(every_s - 1.0, 0.1))
+        victim = rng.choices((redis, router), (60, 40))[0]
+        kind = rng.choice(of_redis if victim == redis else (*of_redis[:2], Kind.TERM))
+        lasts_s = 0.0 if kind in (Kind.FLUSH, Kind.TERM) else rng.choice((0.1, 1.0, 3.0, 7.0)) * rng.uniform(0.5, 1.5)
+        if at_s + lasts_s >= length_s:
+            return tuple(made)
+        made.append(Disturbance(at_s, kind, (victim,), lasts_s))
+        at_s += lasts_s

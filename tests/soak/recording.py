@@ -5,6 +5,7 @@ Does not know requests or what is too much.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.soak.cluster import Cluster
@@ -15,8 +16,10 @@ from tests.soak.watching import Footprint, Seen, footprint_of
 class Recorder:
     """Looks at one cluster's processes when told to."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, others: Callable[[], dict[str, int]]) -> None:
+        """`others` are processes beside the cluster by name, as of now."""
         self._cluster = cluster
+        self._others = others
         self._samples: dict[tuple[str, int], list[tuple[float, float]]] = {}
         self._rss: dict[str, float] = {}
         self.seen = Seen()
@@ -49,5 +52,6 @@ class Recorder:
 
     def _footprints(self) -> dict[str, tuple[int, Footprint]]:
         pids = {"up": self._cluster.pid, **{p.name: p.pid for p in self._cluster.look().processes if p.pid is not None}}
+        pids |= self._others()
         found = {name: (pid, footprint_of(pid)) for name, pid in pids.items()}
         return {name: (pid, footprint) for name, (pid, footprint) in found.items() if footprint is not None}

@@ -36,6 +36,7 @@ def table(found: Findings, kinds: Counter[str], bounds: Bounds) -> str:
     lines = ["", f"{'requests':44} {sum(tally.outcomes.values()):8}"]
     lines += [f"{'  ' + outcome:44} {tally.outcomes[outcome]:8}" for outcome in Outcome]
     lines += [f"{'  failed as DESIGN section 7 allows':44} {len(tally.allowed):8}"]
+    lines += [f"{'  failed with their router':44} {len(tally.excused):8}"]
     lines += [f"{'disturbances: ' + kind:44} {kinds[kind]:8}" for kind in sorted(kinds)]
     lines += [f"{what:44} {count:8}" for what, count, _ in rows(found, bounds)]
     lines += [f"{'slowest complete answer, s':44} {tally.slowest_s:8.1f}"]

@@ -10,13 +10,14 @@ from tests.soak.asking import Heard, Outcome, Part
 from tests.soak.cluster import MODEL
 from tests.soak.firm import firm_questions
 from tests.soak.judging import SHOWN_LINES, Bounds, Findings, Life, Pause, Tally, violations
-from tests.soak.plan import Door, Kind, disturbances, questions, requests
+from tests.soak.plan import Door, Kind, disturbances, questions, requests, shared_disturbances
 from tests.soak.report import report, table
 from tests.soak.run import SoakConfig
 from tests.soak.truth import TrueAnswer, differences
 from tests.soak.watching import Footprint
 
 TRUTH = (TrueAnswer("one two", (5, 6, 7), "stop"), TrueAnswer("three", (8,), "length"))
+OF_WORKERS = (Kind.KILL, Kind.TERM, Kind.STOP)
 VICTIMS = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 
 
@@ -136,6 +137,23 @@ def test_a_rare_allowed_failure_is_counted_and_no_violation():
     assert many.outcomes[Outcome.LEFT] == 1
 
 
+def test_who_fails_with_his_router_is_excused_and_who_hears_wrong_of_it_is_not():
+    made = tally()
+    made.add("load", heard(Outcome.FAILED, "ReadError"), [], excused=True)
+    assert violations(good(tally=made), Bounds()) == []
+    made.add("load", heard(Outcome.FAILED, "ReadError"), ["tokens"], excused=True)
+    assert violations(good(tally=made), Bounds()) == ["wrong: load: tokens"]
+    assert len(made.excused) == 2
+
+
+def test_all_that_can_befall_a_redis_and_a_router_is_in_a_plan_one_after_the_other():
+    plan = shared_disturbances(1, "redis", "router-2", 600.0, 7.0)
+    befell = {(d.victims[0], d.kind) for d in plan}
+    assert befell == {("redis", k) for k in Kind if k is not Kind.TERM} | {("router-2", k) for k in OF_WORKERS}
+    ends = [d.at_s + d.length_s for d in plan]
+    assert all(end <= after.at_s for end, after in zip(ends, plan[1:], strict=False))
+
+
 def test_the_truth_and_its_beginning_are_right():
     assert differences(whole(), TRUTH) == []
     assert differences(heard(Outcome.LEFT, usage=None, p0=Part("one", (5, 6), None)), TRUTH) == []
@@ -188,6 +206,6 @@ def test_a_seed_gives_one_plan_and_all_kinds_are_in_it():
     assert {r.door for r in sent} == set(Door)
     assert any(r.leave_s is not None for r in sent)
     assert any(r.leave_pieces is not None for r in sent)
-    assert {(d.kind, d.victims[0]) for d in disturbed if d.at_s < 600} == {(k, v) for k in Kind for v in VICTIMS}
+    assert {(d.kind, d.victims[0]) for d in disturbed if d.at_s < 600} == {(k, v) for k in OF_WORKERS for v in VICTIMS}
     spared = {d.kind for d in disturbed if d.at_s > 600 and {"prefill-0", "decode-0"} & {*d.victims}}
     assert spared == {Kind.STOP}
