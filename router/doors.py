@@ -26,7 +26,7 @@ from router.key_door import METRICS_PATH, OPEN_PATHS, KeyInterceptor, Lock
 from router.keys import Doorkeeper, KeyBook, OpenDoor
 from rpc.proof_guard import CLUSTER_SERVICE, ProofGuard, say_unproven
 from rpc.server import RpcServer, is_loopback
-from rpc.tls import TlsFiles
+from rpc.tls import TlsFiles, say_gaps
 
 log = get_logger(__name__)
 
@@ -103,6 +103,7 @@ class Doors:
             raise
         await self._http.start()
         self._warn_of_strangers()
+        say_gaps(self._config.access.tls, self._guard is not None)
         if self._guard is None:
             say_unproven((self._config.access.workers or self._config.grpc).host)
         return ports

@@ -116,6 +116,22 @@ class TlsFiles:
         return material
 
 
+def say_gaps(config: TlsConfig | None, proven: bool) -> None:
+    """Say which hops of a process with some TLS are without it, or ask nobody for a certificate: seldom anybody means that.
+
+    `proven`: whoever connects proves with the cluster's secret who it is.
+    """
+    if config is None:
+        return
+    cert_flag, _, client_ca_flag = config.flags
+    if not config.connects:
+        log.warning("other processes of the cluster are reached without TLS", missing="--tls-ca")
+    if not config.listens:
+        log.warning("whoever connects to this process does so without TLS", missing=cert_flag)
+    elif config.client_ca is None and not proven:
+        log.warning("whoever connects to this process need not show a certificate", missing=client_ca_flag)
+
+
 def load(config: TlsConfig, now: datetime.datetime) -> Material:
     """Read and check the files. Raises ConfigError that names the file and says what is wrong with it."""
     cert = key = client_ca = ca = None

@@ -39,6 +39,7 @@ from rpc.proof_guard import ProofGuard, say_unproven
 from rpc.proving_channel import proving
 from rpc.secure_channel import opener_for
 from rpc.server import RpcServer
+from rpc.tls import say_gaps
 from worker.block_feed import BlockFeed
 from worker.block_servicer import SERVICE_NAME as BLOCK_EVENTS
 from worker.block_servicer import BlockEventsServicer
@@ -111,6 +112,7 @@ async def serve(config: WorkerConfig, door: Door) -> None:
     server = RpcServer(config.server, names, () if guard is None else (guard,))
     # Before the model is loaded: a file that cannot be used ends it here.
     opener = proving(opener_for(config.server.tls), config.secret)
+    say_gaps(config.server.tls, config.secret is not None)
     if config.secret is None:
         say_unproven(config.server.host)
     async with StopSignals() as signals, AsyncExitStack() as stack:

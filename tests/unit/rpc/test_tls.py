@@ -9,9 +9,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 
 from contracts.errors import ConfigError
+from observability.log import LineFormatter
 from rpc.authority import CERT_FILE, KEY_FILE, Period
 from rpc.server import RpcServer, ServerConfig
-from rpc.tls import TlsConfig, TlsFiles
+from rpc.tls import TlsConfig, TlsFiles, say_gaps
 from rpc.tls_context import client_context, server_context
 from tests.identities import EXPIRED, FUTURE, Identities
 
@@ -89,6 +90,27 @@ def test_an_authority_that_is_over(known, tmp_path):
 def test_flags_that_need_others(given, said):
     with pytest.raises(ConfigError, match=said):
         TlsConfig(**given)
+
+
+WHOLE = {"cert": "c", "key": "k", "ca": "a", "client_ca": "a"}
+
+
+@pytest.mark.parametrize(
+    ("left_out", "proven", "missing"),
+    [
+        ((), False, []),
+        (("client_ca",), True, []),
+        (("client_ca",), False, ["--tls-client-ca"]),
+        (("ca",), False, ["--tls-ca"]),
+        (("ca", "client_ca"), False, ["--tls-ca", "--tls-client-ca"]),
+        (("cert", "key", "client_ca"), True, ["--tls-cert"]),
+    ],
+)
+def test_a_hop_that_is_left_open_is_spoken_of(caplog, left_out, proven, missing):
+    say_gaps(None, proven)
+    say_gaps(TlsConfig(**{name: value for name, value in WHOLE.items() if name not in left_out}), proven)
+    said = [LineFormatter("x").format(record) for record in caplog.records]
+    assert [line.split("missing=")[1] for line in said] == missing
 
 
 async def test_a_server_does_not_bind_with_files_that_cannot_be_used(known):
