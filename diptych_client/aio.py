@@ -4,7 +4,7 @@
         async for piece in client.generate("Once upon a time", max_tokens=32, timeout_s=10):
             print(piece.text, end="", flush=True)
 
-A task that is cancelled while it reads a stream cancels the call with it.
+A task that is cancelled while it reads a stream cancels the call with it, and so does a loop over it that is left.
 """
 
 from __future__ import annotations
@@ -29,12 +29,20 @@ _Call = grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]
 
 
 class AsyncStream:
-    """One running call. Iterate it once; `call` is gRPC's own object, `request` the message that was sent."""
+    """One running call. Iterate it once; `call` is gRPC's own object, `request` the message that was sent.
+
+    A stream that nobody has any more is cancelled.
+    """
 
     def __init__(self, call: _Call, request: pb.GenerateRequest) -> None:
         self.call = call
         self.request = request
-        self._cancelled = False
+        self._loop = asyncio.get_running_loop()
+
+    def __del__(self) -> None:
+        # gRPC does so itself for threads, not for asyncio. Garbage is collected in any thread.
+        if not self.call.done() and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.call.cancel)
 
     async def __aiter__(self) -> AsyncIterator[pb.GenerateResponse]:
         """The pieces as they come. Raises RpcFailed."""
@@ -44,9 +52,11 @@ class AsyncStream:
         except grpc.aio.AioRpcError as error:
             raise as_failure(error) from error
         except asyncio.CancelledError as error:
-            if self._cancelled:  # gRPC raises this also where nobody cancelled the task that reads
-                raise Cancelled(grpc.StatusCode.CANCELLED, "cancelled here") from error
-            raise
+            reader = asyncio.current_task()
+            if reader is None or reader.cancelling():
+                raise
+            # gRPC raises this also where the call was cancelled, or its channel closed, and not the task that reads.
+            raise Cancelled(grpc.StatusCode.CANCELLED, "cancelled here") from error
         finally:
             self.call.cancel()
 
@@ -60,7 +70,6 @@ class AsyncStream:
 
     def cancel(self) -> None:
         """End the call, at any moment."""
-        self._cancelled = True
         self.call.cancel()
 
     async def __aenter__(self) -> Self:

@@ -4,7 +4,7 @@
         for piece in client.generate("Once upon a time", max_tokens=32, timeout_s=10):
             print(piece.text, end="", flush=True)
 
-A stream that is closed, or left by its `with` block, is cancelled: all that the request holds on the server is freed at once.
+A stream that is left, by its loop or its `with` block, is cancelled: all that the request holds on the server is freed at once.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class Stream:
             yield from self.call
         except grpc.RpcError as error:
             raise as_failure(self.call) from error
+        finally:
+            self.call.cancel()
 
     def answers(self) -> list[Answer]:
         """All answers, joined from the pieces that are still to come. Raises RpcFailed."""

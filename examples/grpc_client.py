@@ -36,7 +36,7 @@ def main() -> None:
             client.generate("Hello", top_p=7).answer()
         except InvalidArgument as error:
             for violation in error.violations:
-                print(f"{violation.field}: {violation.description}")
+                print(violation.description)
 
         print("\n-- a deadline ends the request everywhere")
         try:

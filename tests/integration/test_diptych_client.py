@@ -1,6 +1,7 @@
 """Both gRPC clients against a real router: what they give, what they raise, and that leaving frees everything."""
 
 import asyncio
+import gc
 import threading
 from dataclasses import replace
 
@@ -129,6 +130,52 @@ async def test_cancelling_while_another_reads_is_said_to_the_reader(served):
 
     await in_thread(cancel)
     await served.cluster.idle(timeout_s=3.0)
+
+
+async def test_a_loop_that_is_left_ends_the_call(served):
+    served.cluster.step_s = 0.02
+    async with AsyncClient(served.target) as client:
+        stream = client.generate(PROMPT, max_tokens=900)
+        async for _ in stream:
+            break
+        await served.cluster.idle(timeout_s=3.0)
+        with pytest.raises(Cancelled):
+            await stream.answer()
+
+    def leave():
+        with Client(served.target) as client:
+            stream = client.generate(PROMPT, max_tokens=900)
+            for _ in stream:
+                break
+            with pytest.raises(Cancelled):
+                stream.answer()
+
+    await in_thread(leave)
+    await served.cluster.idle(timeout_s=3.0)
+
+
+async def test_a_client_that_is_closed_says_so_to_its_readers(served):
+    served.cluster.step_s = 0.02
+    client = AsyncClient(served.target)
+    reading = aiter(client.generate(PROMPT, max_tokens=900))
+    await anext(reading)
+    await client.close()
+    with pytest.raises(Cancelled):
+        async for _ in reading:
+            pass
+    await served.cluster.idle(timeout_s=3.0)
+
+
+async def test_a_stream_that_nobody_reads_or_has_any_more_ends(served):
+    served.cluster.step_s = 0.02
+    async with AsyncClient(served.target) as client:
+        stream = client.generate(PROMPT, max_tokens=900)
+        async with asyncio.timeout(3):
+            while not any(worker.running for worker in served.cluster.workers):
+                await asyncio.sleep(0.01)
+        del stream
+        gc.collect()
+        await served.cluster.idle(timeout_s=3.0)
 
 
 async def test_a_task_that_is_cancelled_is_cancelled_and_the_call_with_it(served):

@@ -39,7 +39,7 @@ async def test_the_grpc_client(served):
     assert f"served: {MODEL}" in said
     assert "[24 tokens" in said
     assert "[length]" in said
-    assert "top_p: top_p: got 7" in said
+    assert "sampling.top_p: got 7" in said
     assert "DEADLINE_EXCEEDED" in said
     await served.cluster.idle(timeout_s=3.0)
 
