@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable
 
 from contracts.clock import Clock
-from contracts.errors import Unavailable
+from contracts.errors import InternalError, Unavailable
 from contracts.worker import WorkerRef
 from observability.log import get_logger
 from registry.link import RedisLink
@@ -49,7 +49,7 @@ class BreakerNews:
             self._waiting.put_nowait(json.dumps(word).encode())
 
     async def run(self) -> None:
-        """Publish and listen until cancelled."""
+        """Publish and listen until cancelled. Raises, in a group, what ends either."""
         subscription = Subscription(self._link, [CHANNEL], self._clock)
         try:
             async with asyncio.TaskGroup() as group:
@@ -70,6 +70,7 @@ class BreakerNews:
         async for event in subscription:
             if isinstance(event, Message):
                 self._hear(event.data)
+        raise InternalError("the subscription to warnings of other routers ended")
 
     def _hear(self, data: bytes) -> None:
         try:
