@@ -26,7 +26,7 @@ from contracts.prefill import PrefillEvent
 from contracts.request import TokenDelta
 
 MAX_UNREAD = 65_536  # tokens, and alternatives with a log-probability; some megabytes
-MAX_EVENT = 256  # of the same, in one event: a client that reads slowly shall be seen to read
+MAX_EVENT = 128  # of the same, in one event: a client that reads slowly shall be seen to read
 READS_PER_TURN = 32  # about 1 ms
 
 

@@ -170,8 +170,8 @@ def test_what_nobody_reads_is_bounded_and_said(size, top, logprobs):
 def test_an_event_is_never_larger_than_a_slow_client_takes_at_once():
     async def read() -> list[int]:
         inbox, turns = Inbox(), Turns()
-        for index in range(1000):
-            inbox.stash(delta_at(index, 1, False, index == 999), turns)
+        for index in range(3 * MAX_EVENT + 1):
+            inbox.stash(delta_at(index, 1, False, index == 3 * MAX_EVENT), turns)
         return [len((await inbox.get()).delta.token_ids) for _ in range(4)]
 
-    assert asyncio.run(read()) == [MAX_EVENT, MAX_EVENT, MAX_EVENT, 1000 - 3 * MAX_EVENT]
+    assert asyncio.run(read()) == [MAX_EVENT, MAX_EVENT, MAX_EVENT, 1]
