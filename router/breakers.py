@@ -224,16 +224,11 @@ class Breakers:
         else:
             breaker.in_a_row += 1
         breaker.outcomes.append((self._clock.now(), reason is None))
-        self._forget_old(breaker)
+        _forget(breaker.outcomes, self._clock.now() - self._config.window_s)
         tripped = reason is not None and (before is not BreakerState.CLOSED or self._is_too_much(breaker))
         if tripped:
             breaker.reason = reason or ""
         self._turn(breaker, Event.TRIPPED if tripped else Event.WORKED if reason is None else Event.FAILED)
-
-    def _forget_old(self, breaker: _Breaker) -> None:
-        """At every outcome: a worker that never fails would have them kept for ever."""
-        while breaker.outcomes and breaker.outcomes[0][0] <= self._clock.now() - self._config.window_s:
-            breaker.outcomes.popleft()
 
     def _is_too_much(self, breaker: _Breaker) -> bool:
         config, outcomes = self._config, breaker.outcomes
@@ -290,3 +285,9 @@ def _say(what: str, breaker: _Breaker, **more: float) -> None:
     ref, pool = breaker.info.ref, breaker.info.kind.value
     say = log.warning if breaker.state is BreakerState.OPEN else log.info
     say(what, worker_id=ref.worker_id, epoch=ref.epoch, pool=pool, reason=breaker.reason, **more)
+
+
+def _forget(outcomes: deque[tuple[float, bool]], until_s: float) -> None:
+    """Done at every outcome: a worker that never fails would have them kept for ever."""
+    while outcomes and outcomes[0][0] <= until_s:
+        outcomes.popleft()
