@@ -113,12 +113,14 @@ class LineFormatter(logging.Formatter):
         return " ".join(parts)
 
     def _message(self, record: logging.LogRecord) -> str:
-        """The record's text; the errors among its arguments say what they may."""
+        """The record's text; the errors and bytes among its arguments say what they may."""
         if not isinstance(record.args, tuple) or not record.args:
             return record.getMessage()
         return str(record.msg) % tuple(self._said(value) for value in record.args)
 
     def _said(self, value: Any) -> Any:
+        if isinstance(value, bytes | bytearray | memoryview) and self._private:
+            return f"{len(value)} bytes"  # as they came from a peer: gRPC logs metadata that is no text, such as half a key
         if not isinstance(value, BaseException):
             return value
         return reason(value) if self._private else str(value) or type(value).__name__

@@ -125,6 +125,17 @@ def test_every_way_to_log_an_error_is_private_unless_told_otherwise():
     assert quiet.count("\n") == loud.count("\n") == 6
 
 
+def test_what_a_peer_sent_is_not_repeated_by_a_library_that_cannot_read_it():
+    """gRPC does so with metadata, where API keys are."""
+
+    def raw():
+        for given in (MARKER.encode(), bytearray(MARKER, "ascii")):
+            logging.getLogger("grpc._cython.cygrpc").error("Invalid encoding on %s", given)
+
+    assert written(raw, private=True).count(f"Invalid encoding on {len(MARKER)} bytes") == 2
+    assert MARKER in written(raw, private=False)
+
+
 def test_a_line_is_one_line_whatever_an_error_says():
     record = logging.LogRecord("n", logging.ERROR, __file__, 1, "%s", (OSError(5, "two\nlines"),), None)
     assert "\n" not in LineFormatter("test").format(record)
