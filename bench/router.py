@@ -267,6 +267,11 @@ def router_report(found: Found, config: RouterBenchConfig) -> Report:
         f"{config.long_tokens:,} tokens in flight.",
         measures=tuple(measures),
         verdicts=tuple(verdicts),
+        notes=(
+            "What limits: over SSE one write to a socket for each message; over gRPC each message is a completion of grpc.aio's, "
+            "which on one core is a switch to its poller thread and back. Under pressure a message carries several tokens.",
+            "Tokens per CPU second of the router do not depend on what else the machine does; rates and times do.",
+        ),
     )
 
 
