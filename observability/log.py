@@ -15,6 +15,7 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -114,7 +115,9 @@ class LineFormatter(logging.Formatter):
 
     def _message(self, record: logging.LogRecord) -> str:
         """The record's text; the errors and bytes among its arguments say what they may."""
-        if not isinstance(record.args, tuple) or not record.args:
+        if isinstance(record.args, Mapping):
+            return str(record.msg) % {name: self._said(value) for name, value in record.args.items()}
+        if not record.args:
             return record.getMessage()
         return str(record.msg) % tuple(self._said(value) for value in record.args)
 
