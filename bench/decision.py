@@ -9,7 +9,7 @@ What a probe costs is the delay that it causes, in seconds, as the router's own 
     time from sending it to its second token  +  weight · Σ over streams of the time that they lost meanwhile
 
 A stream's loss is the time from its last token before the probe was sent to its first after the probe's second token, less
-what as many tokens take it in the pauses. Does not know how the router decides.
+what as many tokens take it in the pauses; all together not below 0. Does not know how the router decides.
 """
 
 from __future__ import annotations
@@ -217,7 +217,10 @@ async def run_cell(prober: Prober, cell: Cell, rounds: int, pause_s: float) -> l
     spans = [stream.span(*pause) for stream in streams for pause in pauses]
     gaps = [seconds / num_tokens for seconds, num_tokens in spans if num_tokens]
     usual_gap_s = statistics.median(gaps) if gaps else 0.0
-    return [Probe(s.way, s.went, s.end_s - s.begin_s, lost_s(streams, s.begin_s, s.end_s, usual_gap_s)) for s in sent]
+    return [
+        Probe(s.way, s.went, s.end_s - s.begin_s, max(0.0, lost_s(streams, s.begin_s, s.end_s, usual_gap_s)))
+        for s in sent
+    ]
 
 
 async def _probe(prober: Prober, prompt: tuple[int, ...], way: Route, situation: Situation) -> _Sent:
