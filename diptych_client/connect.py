@@ -30,11 +30,16 @@ class Tls:
 
 
 def channel_options(tls: Tls | None) -> list[tuple[str, str | int]]:
-    """A silent router is noticed after 15 seconds; one connection carries any number of calls."""
+    """A silent router is noticed after 15 seconds, one that was away soon after it is back; one connection carries any number
+    of calls.
+    """
     options: list[tuple[str, str | int]] = [
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 5_000),
         ("grpc.http2.ping_timeout_ms", 5_000),  # else gRPC waits a minute for a ping
+        ("grpc.http2.max_pings_without_data", 0),  # else it gives up pinging where nothing else is said, as in a queue
+        ("grpc.initial_reconnect_backoff_ms", 200),
+        ("grpc.max_reconnect_backoff_ms", 2_000),  # else two minutes
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ]

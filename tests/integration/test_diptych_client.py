@@ -3,8 +3,10 @@
 import asyncio
 import gc
 import threading
+import time
 from dataclasses import replace
 
+import grpc
 import pytest
 
 from contracts.pb.diptych.v1 import inference_pb2 as pb
@@ -16,6 +18,7 @@ from diptych_client import (
     InvalidArgument,
     NotFound,
     Overloaded,
+    RpcFailed,
     Unavailable,
     user,
 )
@@ -206,6 +209,30 @@ async def test_deadline_overload_and_nobody_there(served):
     async with AsyncClient("127.0.0.1:1") as client:
         with pytest.raises(Unavailable):
             await client.models(timeout_s=5)
+
+
+async def test_a_router_that_was_away_is_found_soon_after_it_is_back():
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    await server.stop(None)
+    async with AsyncClient(f"127.0.0.1:{port}") as client:
+        back_at = time.monotonic() + 5.6  # left alone, gRPC tries again 5.3 and 9.3 s after the first time
+        while time.monotonic() < back_at:
+            with pytest.raises(Unavailable):
+                await client.models(timeout_s=2)
+            await asyncio.sleep(0.05)
+        server = grpc.aio.server()
+        assert server.add_insecure_port(f"127.0.0.1:{port}") == port
+        await server.start()
+        async with asyncio.timeout(3):
+            while True:
+                with pytest.raises(RpcFailed) as caught:
+                    await client.models(timeout_s=0.5)
+                if caught.value.code is grpc.StatusCode.UNIMPLEMENTED:
+                    break
+                await asyncio.sleep(0.05)
+        await server.stop(None)
 
 
 async def test_a_message_of_one_s_own_and_metadata(served):
