@@ -13,7 +13,7 @@ from tests.integration.pools import Setup
 from tests.integration.router_harness import MODEL, router_config
 from tests.integration.test_router_pools import FAKE, served
 
-PLACES, TOKENS, STEP_S = 4, 10, 0.02
+PLACES, TOKENS, STEP_S, TIMEOUT_S = 4, 10, 0.02, 8.0
 CAPACITY = PLACES / (TOKENS * STEP_S)  # requests per second, at most
 
 
@@ -27,11 +27,11 @@ async def test_each_request_hears_what_becomes_of_it(tmp_path):
         vocab_size=FAKE.vocab_size,
         duration_s=3.0,
         rate=3 * CAPACITY,
-        timeout_s=1.5,
+        timeout_s=TIMEOUT_S,
     )
     async with served(tmp_path, Setup(model=FAKE, step_s=STEP_S), config) as (running, workers):
         answers = await offer(replace(load, port=running.ports.http))
-        run = judged(answers, 1.5, 3.0)
+        run = judged(answers, TIMEOUT_S, 3.0)
         print(Counter(answer.status for answer in answers), run)
         assert run.num_offered > CAPACITY
         assert (run.num_hung, run.num_unexplained) == (0, 0)
