@@ -25,8 +25,9 @@ def read_secret(path: Path, flag: str) -> ClusterSecret:
         raise ConfigError(f"{flag}: {path}: {error.strerror or error}") from error
     if len(data) > _MAX_BYTES:
         raise ConfigError(f"{flag}: {path}: more than {_MAX_BYTES} bytes: this is no secret")
-    if mode & 0o004:
-        log.warning("every user of this machine can read the cluster's secret", file=str(path))
+    others = [may for bits, may in ((0o004, "read"), (0o022, "write")) if mode & bits]
+    if others:  # said whole: flags are read before the log is set up, and then fields are not written
+        log.warning(f"{flag}: {path}: others than its owner can {' and '.join(others)} the cluster's secret")
     try:
         return ClusterSecret(data.strip(b"\r\n"))
     except ValueError as error:

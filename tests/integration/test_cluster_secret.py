@@ -433,6 +433,9 @@ def test_a_secret_file_is_read_whole_or_refused_by_name(tmp_path, caplog):
             (tmp_path / name).write_bytes(content)
         with pytest.raises(ConfigError, match=rf"--flag: .*{name}.*{said}"):
             read_secret(tmp_path / name, "--flag")
-    good.chmod(0o644)
-    read_secret(good, "--flag")
-    assert "can read the cluster's secret" in caplog.text
+    for mode, may in ((0o600, ""), (0o640, ""), (0o644, "read"), (0o620, "write"), (0o646, "read and write")):
+        caplog.clear()
+        good.chmod(mode)
+        read_secret(good, "--flag")
+        said = f"--flag: {good}: others than its owner can {may} the cluster's secret"
+        assert [record.getMessage() for record in caplog.records] == ([said] if may else [])
