@@ -30,7 +30,10 @@ def texts_of_errors(call, caught):
 
 @pytest.mark.parametrize("path", [p for p in sources() if "cli/demo" not in name(p)], ids=name)
 def test_logs_take_errors_and_not_their_messages(path):
-    caught = {n.name for n in ast.walk(parsed(path)) if isinstance(n, ast.ExceptHandler) and n.name} | {"error", "cause"}
+    caught = {n.name for n in ast.walk(parsed(path)) if isinstance(n, ast.ExceptHandler) and n.name} | {
+        "error",
+        "cause",
+    }
     for call in log_calls(path):
         found = [ast.unparse(node) for node in texts_of_errors(call, caught)]
         assert not found, f"{name(path)}:{call.lineno}: {', '.join(found)}: pass the error itself"
