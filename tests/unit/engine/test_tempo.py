@@ -44,7 +44,9 @@ def test_an_engine_s_load_says_it() -> None:
 
     model = FakeModel(max_model_len=512)
     engine = Engine(FakeRunner(model, 64), EngineConfig(), Ticking())
-    engine.admit(GenerationRequest("r", tuple(1 + i % 90 for i in range(199)), SamplingParams(max_tokens=5, ignore_eos=True)))
+    engine.admit(
+        GenerationRequest("r", tuple(1 + i % 90 for i in range(199)), SamplingParams(max_tokens=5, ignore_eos=True))
+    )
     while engine.has_work:
         engine.step()
     load = engine.load()
