@@ -28,6 +28,13 @@ from router.toolcalls.dialects import DIALECTS, Dialect, dialect_of, explained
 from router.toolcalls.hearing import CallParser
 
 _AUTO, _NONE = "auto", "none"
+_OF_CONVERSATIONS = (  # in what is to be tokenised
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "chat_template_kwargs",
+    "tools",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,10 @@ class ChatRules:
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("prompt", body.prompt, "exactly one of prompt and messages must be there")
         if body.prompt is not None:
+            for name in _OF_CONVERSATIONS:
+                value: JsonValue = body.__dict__[name]
+                if not (value is None or value is False or value in ([], {})):  # to Python, 0 is False
+                    raise InvalidRequest(name, value, "is for messages, not for a prompt")
             return TextPrompt(body.prompt, body.add_special_tokens is not False)
         conversation = self._conversation(body, parse_tools(body.tools), ())
         return ChatPrompt(conversation, body.add_special_tokens is True)
