@@ -111,9 +111,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         del context
         self._service.check_model(request.model)
         card = self._service.card
-        for index, token_id in enumerate(request.token_ids):
-            if token_id >= card.vocab_size:
-                raise InvalidRequest(f"token_ids[{index}]", token_id, f"must be from 0 to {card.vocab_size - 1}")
+        card.check_ids(request.token_ids, "token_ids[{}]")
         text = await card.tokenizer.decode_whole(request.token_ids, skip_special_tokens=False)
         return pb.DetokenizeResponse(text=text)
 

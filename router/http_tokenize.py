@@ -9,7 +9,6 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from contracts.errors import InvalidRequest
 from router.http_body import FrontLimits, read_body
 from router.openai_chat import ChatRules
 from router.openai_json import Json, render
@@ -47,8 +46,6 @@ class TokenizeFront:
         body = parse(DetokenizeBody, await read_body(request, self._limits))
         self._service.check_model(body.model or "")
         card = self._service.card
-        if body.tokens and not (min(body.tokens) >= 0 and max(body.tokens) < card.vocab_size):
-            index, wrong = next((i, t) for i, t in enumerate(body.tokens) if not 0 <= t < card.vocab_size)
-            raise InvalidRequest(f"tokens.{index}", wrong, f"must be from 0 to {card.vocab_size - 1}")
+        card.check_ids(body.tokens, "tokens.{}")
         text = await card.tokenizer.decode_whole(body.tokens, skip_special_tokens=False)
         return Response(render({"prompt": text}), media_type="application/json")

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -55,6 +55,13 @@ class ModelCard:
         """A conversation's tokens, rendered in this process: for whoever runs a model that they trust. Raises InvalidRequest."""
         text = self.template_for(conversation).render(conversation)
         return await self.tokenizer.encode_text(text, add_special_tokens=False)
+
+    def check_ids(self, token_ids: Sequence[int], place: str) -> None:
+        """Raise InvalidRequest for the first id that the model does not have; `place` names that of an index, as in "tokens.{}"."""
+        if not token_ids or (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):  # many at a time, for speed
+            return
+        index, wrong = next((i, t) for i, t in enumerate(token_ids) if not 0 <= t < self.vocab_size)
+        raise InvalidRequest(place.format(index), wrong, f"must be from 0 to {self.vocab_size - 1}")
 
     def sampling(self) -> SamplingParams:
         """The model's defaults with a seed of their own, so that every attempt of a request makes the same tokens."""
