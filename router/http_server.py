@@ -32,6 +32,7 @@ from rpc.tls_context import server_context
 
 log = get_logger(__name__)
 _ACCEPTED_AT_ONCE = 64  # asyncio takes its backlog as this, too: thousands in one turn of the loop hold every answer up
+_BYE_S = 1.0
 _WAITING_TO_BE_ACCEPTED = 2048  # by the kernel
 
 
@@ -100,7 +101,9 @@ class HttpServer:
     async def stop(self, grace_s: float) -> None:
         """Accept nothing, let running answers end within `grace_s`, cancel the rest. Idempotent."""
         if self._tls is not None:
+            assert self._socket is not None
             await self._tls.stop()
+            self._socket.close()
         task, self._task = self._task, None
         if task is not None:
             self._server.config.timeout_graceful_shutdown = max(1, round(grace_s))
@@ -183,6 +186,13 @@ class _Connection(BoundedHttp):
         if not self.pipeline:
             self.guests.answered(self)
         super().on_response_complete()
+
+    def shutdown(self) -> None:
+        """uvicorn's: the server stops. Over TLS an idle client would hold that up: it does not say that it has heard the end."""
+        idle = self.cycle is None or self.cycle.response_complete
+        super().shutdown()
+        if idle and self.knock is not None and not self.transport.get_write_buffer_size():
+            self.loop.call_later(_BYE_S, self.transport.abort)
 
     def make_room(self) -> None:
         """See Guest."""

@@ -14,6 +14,7 @@ import pytest
 import uvloop
 
 from router.config import HttpConfig
+from router.http_server import HttpServer
 from rpc.tls import TlsConfig
 from rpc.tls_context import client_context
 from tests.identities import EXPIRED, Identities
@@ -182,6 +183,36 @@ def test_who_connects_and_says_nothing_takes_no_more_places_than_others_do(tmp_p
                 await running.router.stop()
                 assert time.monotonic() - began < 5
                 assert all(map(ended, silent))
+
+    run(scene())
+
+
+@BOTH_LOOPS
+def test_nobody_is_kept_waiting_for_a_server_that_lets_its_last_answers_end(known, run):
+    async def scene():
+        asked, go = asyncio.Event(), asyncio.Event()
+
+        async def app(scope, receive, send):
+            asked.set()
+            await go.wait()
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body"})
+
+        server = HttpServer(HttpConfig(port=0, tls=known.config("server")), app)
+        url = f"https://localhost:{server.bind()}"
+        await server.start()
+        async with httpx.AsyncClient(verify=client_context(known.config("me")), trust_env=False) as http:
+            answer = asyncio.ensure_future(http.get(url))
+            await asked.wait()
+            stopping = asyncio.ensure_future(server.stop(10))
+            await asyncio.sleep(0.05)
+            with pytest.raises(httpx.ConnectError):
+                await http.get(url, timeout=2)
+            go.set()
+            assert (await answer).status_code == 204
+            began = time.monotonic()
+            await stopping  # also of connections that their clients keep for later
+            assert time.monotonic() - began < 5
 
     run(scene())
 
