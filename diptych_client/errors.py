@@ -6,6 +6,7 @@
     ├── Unauthenticated      no API key, or one that is not known
     ├── PermissionDenied     a key that may not do this
     ├── Overloaded           come back after `retry_after_s`
+    ├── MessageTooLarge      a message is larger than one side takes: coming back does not help
     ├── Unavailable          no worker, or no router
     ├── DeadlineExceeded     the call's time is up
     └── Cancelled            by us, or by the server because it stops
@@ -83,6 +84,10 @@ class Overloaded(RpcFailed):
     """RESOURCE_EXHAUSTED."""
 
 
+class MessageTooLarge(RpcFailed):
+    """RESOURCE_EXHAUSTED from gRPC itself, of either side."""
+
+
 class Unavailable(RpcFailed):
     """UNAVAILABLE."""
 
@@ -107,6 +112,9 @@ _KINDS: Mapping[grpc.StatusCode, type[RpcFailed]] = {
 }
 
 
+_TOO_LARGE = "message larger than max"  # nothing but its words tells it from other uses of its code
+
+
 class EndedCall(Protocol):
     """What gRPC's two errors and its calls have in common."""
 
@@ -127,8 +135,10 @@ def as_failure(error: EndedCall) -> RpcFailed:
     """The failure that an ended call stands for; the caller raises it `from` the original."""
     code = error.code()
     trailers = tuple((str(key), value) for key, value in error.trailing_metadata() or ())
-    kind = _KINDS.get(code, RpcFailed)
-    return kind(code, error.details() or "", _details(error), trailers)
+    message = error.details() or ""
+    too_large = code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in message
+    kind = MessageTooLarge if too_large else _KINDS.get(code, RpcFailed)
+    return kind(code, message, _details(error), trailers)
 
 
 def _details(error: EndedCall) -> Details:

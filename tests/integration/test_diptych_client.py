@@ -16,6 +16,7 @@ from diptych_client import (
     Client,
     DeadlineExceeded,
     InvalidArgument,
+    MessageTooLarge,
     NotFound,
     Overloaded,
     RpcFailed,
@@ -133,6 +134,15 @@ async def test_cancelling_while_another_reads_is_said_to_the_reader(served):
 
     await in_thread(cancel)
     await served.cluster.idle(timeout_s=3.0)
+
+
+async def test_what_is_too_large_for_grpc_is_no_overload(served):
+    long = "x" * (65 * 2**20)
+    async with AsyncClient(served.target) as client:
+        with pytest.raises(MessageTooLarge, match="larger than max"):
+            await client.tokenize(long)
+        with pytest.raises(MessageTooLarge, match="larger than max"):
+            await client.generate(long).answer()
 
 
 async def test_a_loop_that_is_left_ends_the_call(served):
