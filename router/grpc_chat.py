@@ -85,7 +85,7 @@ def _json(field: str, text: str) -> JsonValue:
         # Unlike json.loads it bounds how deeply things may be nested, and takes no half characters.
         value: JsonValue = from_json(text, allow_inf_nan=False)
     except ValueError as error:
-        raise InvalidRequest(field, text, "must be JSON, nested less deeply than a hundred") from error
+        raise InvalidRequest(field, text, "must be JSON, not nested by the hundred") from error
     return value
 
 

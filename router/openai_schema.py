@@ -20,7 +20,7 @@ from router.openai_messages import ChatMessage, Strict
 
 _Body = TypeVar("_Body", bound=Strict)
 _MAX_PATH_CHARS = 80
-_TYPE_NAMES = re.compile(r"^(str|int|float|bool|none|list\[.*|dict\[.*|\w+-.*|literal\[.*|[A-Z]\w*)$")
+_TYPE_NAMES = re.compile(r"^(str|int|float|bool|none|list|dict|list\[.*|dict\[.*|\w+-.*|literal\[.*|[A-Z]\w*)$")
 
 # Fields of OpenAI or vLLM that are not served yet → the values that ask for nothing, beside null.
 NOT_SERVED: Mapping[str, tuple[JsonValue, ...]] = {

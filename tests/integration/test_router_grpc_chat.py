@@ -81,6 +81,7 @@ BAD = {
     "chat.tools_json[0].type": Chat(messages=[user("x")], tools_json=["{}"]),
     "chat.tools_json[1]": Chat(messages=[user("x")], tools_json=[TOOL, '"\\ud800"']),
     "chat.tools_json[2]": Chat(messages=[user("x")], tools_json=[TOOL, TOOL, "[" * 400 + "]" * 400]),
+    "chat.tools_json[3]": Chat(messages=[user("x")], tools_json=[TOOL, TOOL, TOOL, "1e999"]),
     "chat.template_variables_json.big": Chat(messages=[user("x")], template_variables_json='{"big": 1e999}'),
     "chat.template_variables_json": Chat(messages=[user("x")], template_variables_json="[1]"),
     "chat.template_variables_json.messages": Chat(messages=[user("x")], template_variables_json='{"messages": 1}'),
