@@ -21,14 +21,14 @@ from bench.report import Measure, Report, Verdict
 from bench.stats import Spread
 from contracts.request import FinishReason
 from observability.stages import StageTimes
-from router.chat_template import ChatTemplate, Conversation, Message
+from router.choosing.route import Route
 from router.exchange import Ending, Piece
-from router.model_card import ModelCard, load_model_card
-from router.openai_chat import ToolUse
-from router.openai_format import ChatFormat, Format, Frame
-from router.openai_toolformat import ToolChatFormat
-from router.route import Route
-from router.template_processes import TemplateProcesses
+from router.openai.chat import ToolUse
+from router.openai.format import ChatFormat, Format, Frame
+from router.openai.toolformat import ToolChatFormat
+from router.text.chat_template import ChatTemplate, Conversation, Message
+from router.text.model_card import ModelCard, load_model_card
+from router.text.template_processes import TemplateProcesses
 from router.toolcalls.dialects import DIALECTS
 
 _TURNS = tuple(

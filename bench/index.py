@@ -16,7 +16,7 @@ from contracts.block_hash import BlockHasher, short_names
 from contracts.clock import VirtualClock
 from contracts.kv_layout import KVLayout
 from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
-from router.prefix_index import PrefixIndex
+from router.choosing.prefix_index import PrefixIndex
 
 _LAYOUT = KVLayout("bench", "bfloat16", num_layers=30, num_kv_heads=3, head_size=64, block_size=16)
 _NUM_TOKENS = 32_768

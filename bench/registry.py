@@ -35,7 +35,7 @@ from registry.client import RedisRegistryClient
 from registry.config import LeaseConfig, RedisAddress, RedisConfig
 from registry.link import RedisLink
 from router.config import RegistryConfig
-from router.redis_registry import RedisRegistry
+from router.workers.redis_registry import RedisRegistry
 
 _LAYOUT = KVLayout("bench", "bfloat16", 30, 3, 64, 16)
 _TTL_S = 60.0

@@ -27,7 +27,7 @@ from bench.progress import Say
 from bench.report import Measure, Report, Verdict
 from bench.stats import Spread
 from router.config import HttpConfig
-from router.http_server import HttpServer
+from router.http.server import HttpServer
 from router.keys import KeyBook, hash_of, new_key
 from rpc.authority import CA_FILE, CERT_FILE, KEY_FILE, Authority, Period, write_identity
 from rpc.secure_channel import opener_for

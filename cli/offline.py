@@ -18,8 +18,8 @@ from contracts.request import FinishReason, GenerationRequest, TokenDelta
 from engine.build import ModelRuntimeConfig, load
 from engine.config import EngineConfig, SchedulerConfig
 from engine.engine import Engine
-from router.detokenizer import StopMatcher, TextStream
-from router.tokenizer import Tokenizer
+from router.text.detokenizer import StopMatcher, TextStream
+from router.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

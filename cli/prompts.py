@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from contracts.errors import ConfigError
-from router.chat_template import Conversation, Message
+from router.text.chat_template import Conversation, Message
 
 MAX_FILE_BYTES = 256 * 2**20
 

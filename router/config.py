@@ -117,7 +117,7 @@ class RetryBudgetConfig:
 
 @dataclass(frozen=True, slots=True)
 class BreakerConfig:
-    """When a worker's breaker opens (`router.breakers`); seconds, counts and shares.
+    """When a worker's breaker opens (`router.workers.breakers`); seconds, counts and shares.
 
     After `failures_in_a_row`, or when of at least `min_requests` that ended within `window_s` the share `failure_share`
     failed. It rests for `open_s`, twice as long each time up to `max_open_s`, each give or take the share `jitter`.
@@ -180,7 +180,7 @@ class DisaggregationMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DisaggregationConfig:
-    """How the way through the pools is chosen where the request does not say it; see `router.decision`.
+    """How the way through the pools is chosen where the request does not say it; see `router.choosing.decision`.
 
     `above_tokens` takes the place of the cost model: prompts with more tokens that decode has not cached go over both pools.
     `stall_weight` is what a second that a running stream waits counts against one that a new request waits: 0 where every

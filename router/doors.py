@@ -21,7 +21,7 @@ from observability.door_metrics import DoorMetrics
 from observability.log import get_logger
 from router.config import RouterConfig
 from router.grpc_front import INFERENCE_SERVICE, REGISTRY_SERVICE, InferenceServicer, RegistryServicer
-from router.http_server import HttpServer
+from router.http.server import HttpServer
 from router.key_door import METRICS_PATH, OPEN_PATHS, KeyInterceptor, Lock
 from router.keys import Doorkeeper, KeyBook, OpenDoor
 from rpc.proof_guard import CLUSTER_SERVICE, ProofGuard, say_unproven

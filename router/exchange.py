@@ -13,10 +13,10 @@ from contracts.errors import InvalidRequest
 from contracts.request import FinishReason, TokenLogprob
 from contracts.sampling import SamplingParams
 from observability.stages import HandoffStats, StageTimes
+from router.admission.quota import Quota
 from router.caller import ANYBODY, Caller
-from router.chat_template import Conversation
-from router.quota import Quota
-from router.route import Decision, Route
+from router.choosing.route import Decision, Route
+from router.text.chat_template import Conversation
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
     pb.Chat ──chat_prompt──▶ ChatPrompt
 
-One set of rules decides what a template can be asked (`router.openai_chat.ChatRules`); here its errors get the names of the
+One set of rules decides what a template can be asked (`router.openai.chat.ChatRules`); here its errors get the names of the
 proto's fields. Does not know templates.
 """
 
@@ -16,9 +16,9 @@ from pydantic_core import from_json
 from contracts.errors import InvalidRequest
 from contracts.pb.diptych.v1 import inference_pb2 as pb
 from router.exchange import ChatPrompt
-from router.openai_chat import ChatRules
-from router.openai_messages import CalledFunction, ChatMessage, ToolCall
-from router.openai_schema import TokenizeBody, checked
+from router.openai.chat import ChatRules
+from router.openai.messages import CalledFunction, ChatMessage, ToolCall
+from router.openai.schema import TokenizeBody, checked
 
 CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
 _INDEX = re.compile(r"\.(\d+)")

@@ -26,16 +26,16 @@ from contracts.wire import (
 )
 from contracts.wire_handoff import worker_info_from_pb, worker_load_from_pb, worker_ref_from_pb
 from registry.wire import check_word
+from router.choosing.route import Route
+from router.choosing.sessions import session_in
 from router.exchange import Ask, Piece, Prompt, TextPrompt, TokenPrompt, valid_traceparent
 from router.grpc_chat import chat_prompt
 from router.key_door import authorization
 from router.keys import Doorkeeper
-from router.model_card import ModelCard
-from router.openai_chat import ChatRules
-from router.registry import OpenRegistry
-from router.route import Route
+from router.openai.chat import ChatRules
 from router.service import Inference
-from router.sessions import session_in
+from router.text.model_card import ModelCard
+from router.workers.registry import OpenRegistry
 
 INFERENCE_SERVICE: str = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 REGISTRY_SERVICE: str = registry_pb2.DESCRIPTOR.services_by_name["Registry"].full_name

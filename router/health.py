@@ -10,12 +10,12 @@ from collections import Counter
 from dataclasses import dataclass
 
 from contracts.worker import WorkerKind, WorkerState
-from router.admission import Admission
-from router.breakers import BreakerReport, Breakers
-from router.choice import Chooser
-from router.openai_json import Json
-from router.pairs import Pair, PairBook, PairState
-from router.registry import Registry, Worker
+from router.admission.permits import Admission
+from router.choosing.choice import Chooser
+from router.openai.json import Json
+from router.workers.breakers import BreakerReport, Breakers
+from router.workers.pairs import Pair, PairBook, PairState
+from router.workers.registry import Registry, Worker
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from contracts.errors import Unauthenticated
 from router.caller import ANYBODY, Caller
-from router.http_answer import error_response
+from router.http.answer import error_response
+from router.http.request_name import named
 from router.keys import Doorkeeper
-from router.request_name import named
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/version"})
 METRICS_PATH = "/metrics"

@@ -21,36 +21,36 @@ from observability.metrics import RouterMetrics, WorkerSample
 from observability.policy_metrics import PolicyMetrics
 from observability.registry_metrics import RegistryMetrics
 from observability.resilience_metrics import ResilienceMetrics
-from router.admission import Admission
-from router.advisor import Advisor, announced
-from router.attempts import Means
-from router.breaker_news import BreakerNews
-from router.breakers import Breakers
-from router.canary import Canary
+from router.admission.gate import Gate
+from router.admission.permits import Admission
+from router.admission.rate_limits import RateLimits
+from router.admission.shared_limits import buckets
+from router.choosing.advisor import Advisor, announced
+from router.choosing.placement import Placement
 from router.config import RouterConfig
 from router.doors import Doors, Ports
-from router.flow import Flow
-from router.gate import Gate
 from router.grpc_front import InferenceServicer, RegistryServicer
 from router.halt import Halt
 from router.health import Health
-from router.http_body import FrontLimits
-from router.http_front import HttpFront
-from router.membership import Membership, reprieve
-from router.model_card import load_model_card
-from router.openai_chat import ChatRules
-from router.pairs import PairBook
-from router.placement import Placement
-from router.pools import Pools
+from router.http.body import FrontLimits
+from router.http.front import HttpFront
+from router.openai.chat import ChatRules
 from router.prompt_log import heard, unheard
-from router.prompting import Prompter
-from router.rate_limits import RateLimits
-from router.relief import relieve
-from router.retry_budget import RetryBudget
 from router.service import Inference
-from router.shared_limits import buckets
-from router.template_processes import TemplateProcesses
+from router.serving.attempts import Means
+from router.serving.flow import Flow
+from router.serving.retry_budget import RetryBudget
+from router.text.model_card import load_model_card
+from router.text.prompting import Prompter
+from router.text.template_processes import TemplateProcesses
 from router.upkeep import kept_up
+from router.workers.breaker_news import BreakerNews
+from router.workers.breakers import Breakers
+from router.workers.canary import Canary
+from router.workers.membership import Membership, reprieve
+from router.workers.pairs import PairBook
+from router.workers.pools import Pools
+from router.workers.relief import relieve
 from rpc.proving_channel import proving
 from rpc.secure_channel import opener_for
 from rpc.server import join_address

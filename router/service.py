@@ -2,7 +2,7 @@
 
     Ask ──▶ answer ──▶ Piece, Piece, … , Piece(ending, usage)
 
-The layers are the methods of `Inference`, in this order; the last two are in `router.answers`. Errors are DiptychError,
+The layers are the methods of `Inference`, in this order; the last two are in `router.serving.answers`. Errors are DiptychError,
 raised before the first piece or between two; closing the generator cancels everything that the request holds. Does not know
 HTTP or gRPC.
 """
@@ -22,15 +22,15 @@ from contracts.worker import WorkerInfo
 from observability.log import get_logger
 from observability.metrics import RequestSample, RouterMetrics
 from observability.stages import StageTimes
-from router import fit
-from router.answers import Answers, Making, Times
+from router.admission.gate import Gate
+from router.choosing import fit
 from router.exchange import Ask, Piece, Prompt
-from router.flow import Flow
-from router.gate import Gate
-from router.progress import Job
 from router.prompt_log import Listener, unheard
-from router.prompting import Prompter
-from router.registry import Registry
+from router.serving.answers import Answers, Making, Times
+from router.serving.flow import Flow
+from router.serving.progress import Job
+from router.text.prompting import Prompter
+from router.workers.registry import Registry
 
 log = get_logger(__name__)
 MAX_STOPS = 16

@@ -20,15 +20,15 @@ from contracts.sampling import SamplingParams
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
 from engine.kv.block_news import BlockChanges
 from observability.policy_metrics import PolicyMetrics
-from router.choice import Chooser
+from router.choosing.choice import Chooser
+from router.choosing.prefix_index import PrefixIndex
+from router.choosing.prompts import Prompts
 from router.config import CanaryConfig, RetryConfig
-from router.pairs import PairBook
 from router.policies import Candidate, Policy, PolicyContext, make_policy
-from router.prefix_index import PrefixIndex
-from router.progress import Job, Progress
-from router.prompts import Prompts
-from router.registry import Change, ChangeKind, Worker
-from router.tally import Tally
+from router.serving.progress import Job, Progress
+from router.workers.pairs import PairBook
+from router.workers.registry import Change, ChangeKind, Worker
+from router.workers.tally import Tally
 
 _LONG_S = 1e9
 

@@ -25,8 +25,8 @@ from contracts.sampling import SamplingParams
 from engine.build import ModelRuntimeConfig
 from engine.models.store import model_name
 from observability.log import configure_logging
-from router.chat_template import Conversation
-from router.model_card import ModelCard, load_model_card
+from router.text.chat_template import Conversation
+from router.text.model_card import ModelCard, load_model_card
 
 USUAL_ANSWER_TOKENS = 128
 

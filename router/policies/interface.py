@@ -56,7 +56,7 @@ class Query:
 
 
 class Prefixes(Protocol):
-    """Who has which blocks, as `router.prefix_index.PrefixIndex` tells it."""
+    """Who has which blocks, as `router.choosing.prefix_index.PrefixIndex` tells it."""
 
     def cached_tokens(self, ref: WorkerRef, block_hashes: Sequence[bytes]) -> int:
         """How many leading tokens of the prompt this worker has; 0 for one that is not known."""

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from router.chat_template import JsonValue, Message
+from router.text.chat_template import JsonValue, Message
 from router.toolcalls.bare import BareParser
 from router.toolcalls.hearing import CallParser
 from router.toolcalls.tagged import TaggedParser

@@ -14,6 +14,7 @@ from contracts.clock import VirtualClock
 from contracts.errors import ConfigError
 from contracts.kv_layout import KVLayout
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
+from router.choosing.prefix_index import PrefixIndex
 from router.policies import (
     POLICIES,
     Candidate,
@@ -26,7 +27,6 @@ from router.policies import (
     policy_names,
 )
 from router.policies.burden import SEQUENCE_TOKENS
-from router.prefix_index import PrefixIndex
 
 BLOCK = 8
 LAYOUT = KVLayout("m", "float32", 1, 1, 8, BLOCK)

@@ -17,9 +17,9 @@ from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef, Work
 from registry.config import RedisConfig, parse_redis_url
 from registry.link import RedisLink
 from router.config import RegistryConfig
-from router.embedded_registry import EmbeddedRegistry
-from router.redis_registry import RedisRegistry
-from router.registry import ChangeKind
+from router.workers.embedded_registry import EmbeddedRegistry
+from router.workers.redis_registry import RedisRegistry
+from router.workers.registry import ChangeKind
 from rpc.announce import UNHEARD, Announcer
 from tests.redis_process import RedisProcess, require_redis_server
 

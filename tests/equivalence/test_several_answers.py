@@ -6,7 +6,7 @@ import pytest
 
 from contracts.request import GenerationRequest
 from engine.config import SchedulerConfig
-from router.answers import derived_seed
+from router.serving.answers import derived_seed
 from tests.equivalence.truth import GREEDY, SEEDED, real_model, truth
 from tests.integration.pools import Setup
 from tests.integration.test_router_pools import body, served

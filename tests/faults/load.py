@@ -7,8 +7,8 @@ import random
 from contracts.request import GenerationRequest
 from contracts.sampling import SamplingParams
 from engine.execution.fake import expected_tokens
+from router.choosing.route import Route
 from router.exchange import Ask, TokenPrompt
-from router.route import Route
 from tests.faults.workers import MODEL
 from tests.faults.world import Client
 

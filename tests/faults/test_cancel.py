@@ -13,7 +13,7 @@ import random
 import pytest
 
 from contracts.clock import VirtualClock
-from router.route import Route
+from router.choosing.route import Route
 from tests.faults.load import ask, clients
 from tests.faults.test_fault_matrix import check
 from tests.faults.virtual_time import run

@@ -35,13 +35,14 @@ from kv_transfer.local import LocalHub
 from observability.decision_metrics import DecisionMetrics
 from observability.metrics import RouterMetrics
 from observability.policy_metrics import PolicyMetrics
-from router.admission import Admission
-from router.advisor import Advisor, announced
-from router.answers import derived_seed
-from router.attempts import Means
-from router.breakers import Breakers
-from router.canary import Canary
-from router.choice import Chooser
+from router.admission.gate import Gate
+from router.admission.limits import LocalBuckets
+from router.admission.permits import Admission
+from router.admission.rate_limits import RateLimits
+from router.choosing.advisor import Advisor, announced
+from router.choosing.choice import Chooser
+from router.choosing.prefix_index import PrefixIndex
+from router.choosing.prompts import Prompts
 from router.config import (
     AdmissionConfig,
     BreakerConfig,
@@ -52,24 +53,23 @@ from router.config import (
     RegistryConfig,
     RetryConfig,
 )
-from router.embedded_registry import EmbeddedRegistry
 from router.exchange import Ask, TokenPrompt
-from router.flow import Flow
-from router.gate import Gate
 from router.grpc_front import RegistryServicer
 from router.halt import Halt
-from router.limits import LocalBuckets
-from router.model_card import ModelCard, load_model_card
-from router.pairs import PairBook
 from router.policies import make_policy
-from router.pools import Pools
-from router.prefix_index import PrefixIndex
-from router.prompting import Prompter
-from router.prompts import Prompts
-from router.rate_limits import RateLimits
-from router.retry_budget import RetryBudget
 from router.service import Inference
-from router.template_processes import TemplateProcesses
+from router.serving.answers import derived_seed
+from router.serving.attempts import Means
+from router.serving.flow import Flow
+from router.serving.retry_budget import RetryBudget
+from router.text.model_card import ModelCard, load_model_card
+from router.text.prompting import Prompter
+from router.text.template_processes import TemplateProcesses
+from router.workers.breakers import Breakers
+from router.workers.canary import Canary
+from router.workers.embedded_registry import EmbeddedRegistry
+from router.workers.pairs import PairBook
+from router.workers.pools import Pools
 from rpc.channel import ChannelConfig
 from tests.faults.channel import opener
 from tests.faults.network import Network

@@ -19,8 +19,8 @@ from router.config import (
     RetryConfig,
     RouterConfig,
 )
-from router.model_card import load_model_card
 from router.server import Ports, RouterServer
+from router.text.model_card import load_model_card
 from rpc.server import ServerConfig
 from tests.integration.scripted_workers import Cluster
 

@@ -31,10 +31,10 @@ from kv_transfer.local import LocalConnector, LocalHub
 from kv_transfer.region import SharedRegion
 from observability.stages import StageTimes
 from prefill_service.peer import GrpcPeer
-from router.breakers import blames_worker
 from router.config import AccessConfig
-from router.inbox import Inbox
-from router.legs import DecodeSession, PrefillLeg
+from router.serving.inbox import Inbox
+from router.serving.legs import DecodeSession, PrefillLeg
+from router.workers.breakers import blames_worker
 from rpc.announce import Announcer, GrpcRegistryClient
 from rpc.call_proof import CallProver
 from rpc.channel import open_channel, wait_connected

@@ -10,8 +10,8 @@ from contracts.errors import DeadlineExceeded
 from contracts.pb.diptych.v1 import decode_pb2, decode_pb2_grpc
 from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
 from engine.execution.fake import FakeModel
-from router.inbox import DecodeTokens, Inbox, TimeUp
-from router.legs import DecodeSession
+from router.serving.inbox import DecodeTokens, Inbox, TimeUp
+from router.serving.legs import DecodeSession
 from rpc.channel import open_channel
 from rpc.server import RpcServer, ServerConfig
 from tests.integration.pools import until

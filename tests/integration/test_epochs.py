@@ -15,8 +15,8 @@ from contracts.errors import Unavailable, WorkerLost
 from contracts.pb.diptych.v1 import decode_pb2, prefill_pb2
 from contracts.prefill import FirstTokens, Target
 from contracts.worker import WorkerInfo, WorkerKind
-from router.inbox import DecodeLost, DecodeTokens, Inbox, PrefillEnded
-from router.legs import DecodeSession, PrefillLeg
+from router.serving.inbox import DecodeLost, DecodeTokens, Inbox, PrefillEnded
+from router.serving.legs import DecodeSession, PrefillLeg
 from rpc.channel import open_channel
 from tests.integration.pools import MODEL, Prefilling, Setup, pools, request
 from tests.integration.router_harness import router_config, running_router

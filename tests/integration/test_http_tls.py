@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from router.config import HttpConfig
-from router.http_server import HttpServer
+from router.http.server import HttpServer
 from rpc.tls import TlsConfig
 from rpc.tls_context import client_context
 from tests.identities import EXPIRED, Identities
@@ -219,7 +219,7 @@ def test_nobody_is_kept_waiting_for_a_server_that_lets_its_last_answers_end(know
 
 @BOTH_LOOPS
 def test_a_handshake_has_a_time(tmp_path, known, run, monkeypatch):
-    monkeypatch.setattr("router.http_tls.HELLO_S", 0.2)
+    monkeypatch.setattr("router.http.tls.HELLO_S", 0.2)
 
     async def scene():
         async with serving(tmp_path, known.config("server")) as running:

@@ -10,10 +10,10 @@ from contracts.kv_layout import KVLayout
 from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
 from registry.config import RedisConfig, parse_redis_url
 from registry.link import RedisLink
-from router.breaker_news import CHANNEL, BreakerNews
-from router.breakers import Breakers, BreakerState
 from router.config import BreakerConfig
-from router.registry import Change, ChangeKind
+from router.workers.breaker_news import CHANNEL, BreakerNews
+from router.workers.breakers import Breakers, BreakerState
+from router.workers.registry import Change, ChangeKind
 from tests.integration.test_redis_link import QUICK, until
 from tests.integration.test_redis_registry import ask, deployment, health, ready
 

@@ -9,9 +9,9 @@ import pytest
 from contracts.clock import MonotonicClock, VirtualClock
 from registry.config import RedisConfig, parse_redis_url
 from registry.link import RedisLink
+from router.admission.limits import Kind, LocalBuckets, Rate, Wanted
+from router.admission.shared_limits import SharedBuckets
 from router.config import LimitsConfig
-from router.limits import Kind, LocalBuckets, Rate, Wanted
-from router.shared_limits import SharedBuckets
 from tests.integration.router_harness import MODEL, router_config, running_router
 
 # One that is killed refuses at once; a slow machine is not taken for that.

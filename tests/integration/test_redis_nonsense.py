@@ -10,7 +10,7 @@ from contracts.errors import InternalError, Unavailable
 from registry.config import RedisConfig, parse_redis_url
 from registry.link import RedisLink
 from registry.subscription import Signal, Subscription
-from router.breaker_news import BreakerNews
+from router.workers.breaker_news import BreakerNews
 from tests.integration.test_redis_link import QUICK, until
 
 NONSENSE = (

@@ -10,8 +10,8 @@ from contracts.errors import InvalidRequest, TransferFailed
 from contracts.request import GenerationRequest
 from contracts.sampling import SamplingParams
 from contracts.worker import WorkerKind
-from router.answers import derived_seed
 from router.config import AdmissionConfig
+from router.serving.answers import derived_seed
 from tests.integration.pools import Setup
 from tests.integration.router_harness import MODEL, events, router_config, running_router
 from tests.integration.scripted_workers import answer

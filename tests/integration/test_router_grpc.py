@@ -15,7 +15,7 @@ from contracts.pb.diptych.v1 import inference_pb2_grpc, types_pb2
 from contracts.request import GenerationRequest
 from contracts.sampling import SamplingParams
 from contracts.worker import WorkerKind, WorkerLoad
-from router.answers import derived_seed
+from router.serving.answers import derived_seed
 from rpc.announce import GrpcRegistryClient
 from rpc.channel import open_channel
 from rpc.errors import from_rpc_error

@@ -10,12 +10,12 @@ import pytest
 from observability.metrics import RouterMetrics
 from router.config import ChatConfig
 from router.health import HealthReport
-from router.http_body import FrontLimits
-from router.http_front import HttpFront
-from router.http_protocol import MAX_HEAD_BYTES
-from router.model_card import load_model_card
+from router.http.body import FrontLimits
+from router.http.front import HttpFront
+from router.http.protocol import MAX_HEAD_BYTES
 from router.server import new_id
 from router.service import Inference
+from router.text.model_card import load_model_card
 from tests.integration.router_harness import MODEL, TINY, router_config, running_router
 
 BASE = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 8, "seed": 3}

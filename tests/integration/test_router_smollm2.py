@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from router.chat_template import Conversation, Message
-from router.model_card import load_model_card
+from router.text.chat_template import Conversation, Message
+from router.text.model_card import load_model_card
 
 pytestmark = pytest.mark.model
 GOLDEN = json.loads((Path(__file__).parents[1] / "fixtures/smollm2_golden.json").read_text())

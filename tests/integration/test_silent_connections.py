@@ -20,8 +20,8 @@ from contracts.ticket import RenewRequest
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
 from prefill_service.peer import GrpcPeer
 from router.config import BreakerConfig
-from router.inbox import DecodeLost, Inbox, PrefillEnded
-from router.legs import DecodeSession, PrefillLeg
+from router.serving.inbox import DecodeLost, Inbox, PrefillEnded
+from router.serving.legs import DecodeSession, PrefillLeg
 from rpc.announce import AnnounceConfig, Announcer, GrpcRegistryClient
 from rpc.channel import ChannelConfig, open_channel
 from rpc.errors import from_rpc_error

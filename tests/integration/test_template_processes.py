@@ -7,8 +7,8 @@ import signal
 import pytest
 
 from contracts.errors import InvalidRequest, Unavailable
-from router.chat_template import ChatTemplate, Conversation, Message
-from router.template_processes import TemplateLimits, TemplateProcesses
+from router.text.chat_template import ChatTemplate, Conversation, Message
+from router.text.template_processes import TemplateLimits, TemplateProcesses
 from tests.integration.router_harness import MODEL
 from tests.integration.test_openai_tools import config_with, running_router
 

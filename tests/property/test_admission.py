@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from contracts.clock import VirtualClock, settle
 from contracts.errors import DeadlineExceeded, Overloaded, Unavailable
-from router.admission import Admission, Demand
+from router.admission.permits import Admission, Demand
 from router.caller import Caller
 from router.config import AdmissionConfig
 

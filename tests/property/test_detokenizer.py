@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from router.detokenizer import ByteLevelStream, ByteVocabulary, StopMatcher, WindowStream
+from router.text.detokenizer import ByteLevelStream, ByteVocabulary, StopMatcher, WindowStream
 
 TINY = Tokenizer.from_file(str(Path(__file__).parents[1] / "fixtures/tiny-austen/tokenizer.json"))
 VOCABULARY = ByteVocabulary(TINY)

@@ -5,7 +5,7 @@ from collections import defaultdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.fair_queue import FairQueue, QueueConfig, Waiting
+from router.admission.fair_queue import FairQueue, QueueConfig, Waiting
 
 COSTS = st.floats(1.0, 1000.0)
 CALLERS = st.sampled_from("abcd")

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from contracts.request import FinishReason, TokenDelta, TokenLogprob
 from observability.stages import StageTimes
-from router.inbox import MAX_EVENT, DecodeTokens, Inbox, TimeUp, Turns
-from router.wording import Wording
+from router.serving.inbox import MAX_EVENT, DecodeTokens, Inbox, TimeUp, Turns
+from router.text.wording import Wording
 
 READ, TURN, NEWS = "read", "turn", "news"
 sizes = st.integers(1, 3)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.clock import VirtualClock
-from router.limits import Kind, LocalBuckets, Rate, Wanted
+from router.admission.limits import Kind, LocalBuckets, Rate, Wanted
 
 RATES = st.builds(Rate, st.integers(1, 10_000), st.floats(0.1, 120.0))
 STEPS = st.lists(st.tuples(st.floats(0.0, 30.0), st.floats(0.0, 3000.0), st.floats(0.0, 1.0)), max_size=60)

@@ -8,7 +8,7 @@ from contracts.block_hash import BlockHasher, short_names
 from contracts.clock import VirtualClock
 from contracts.kv_layout import KVLayout
 from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
-from router.prefix_index import PrefixIndex
+from router.choosing.prefix_index import PrefixIndex
 
 BLOCK = 2
 CAPACITY = 6

@@ -24,11 +24,11 @@ from contracts.sampling import SamplingParams
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
 from observability.decision_metrics import DecisionMetrics
 from observability.stages import HandoffStats, StageTimes
-from router.advisor import Advisor, Watch
+from router.choosing.advisor import Advisor, Watch
+from router.choosing.costs import PromptWork
+from router.choosing.route import Reason, Route
 from router.config import DisaggregationConfig, RetryConfig
-from router.costs import PromptWork
-from router.progress import Job, Progress
-from router.route import Reason, Route
+from router.serving.progress import Job, Progress
 
 LAYOUT = KVLayout("m", "bfloat16", num_layers=30, num_kv_heads=3, head_size=64, block_size=16)
 P, D = (

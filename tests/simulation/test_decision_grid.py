@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import pytest
 
+from router.choosing.route import Route
 from router.config import DisaggregationConfig
-from router.route import Route
 from tests.simulation.decision_world import Load, P, Truth, World
 
 CELLS = [

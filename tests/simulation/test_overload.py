@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from contracts.errors import DeadlineExceeded, Overloaded
-from router.admission import Admission, Demand
+from router.admission.permits import Admission, Demand
 from router.caller import ANYBODY, Caller
 from router.config import AdmissionConfig
 from tests.faults.virtual_time import run

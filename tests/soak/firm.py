@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from contracts.sampling import SamplingParams
 from engine.build import ModelRuntimeConfig, load
 from engine.execution.interface import ScheduledBatch, ScheduledRequest
-from router.answers import derived_seed
+from router.serving.answers import derived_seed
 from tests.soak.plan import TEMPERATURE, Question
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from contracts.pb.diptych.v1 import inference_pb2 as pb
 from contracts.pb.diptych.v1 import types_pb2
 from contracts.request import TokenLogprob
 from contracts.wire import sampling_to_pb
-from router.route import Route
+from router.choosing.route import Route
 from tests.equivalence.truths.case import Chat, Entries, Entry, Heard, Question, Said
 from tests.equivalence.truths.house import EOS, House
 from tests.equivalence.truths.naive import prompt_ids, token_text

@@ -33,8 +33,8 @@ from engine.execution.interface import ModelRunner, ScheduledBatch
 from engine.sampling.row import SampledToken
 from kv_transfer.local import WriteFault
 from router.config import RegistryConfig
-from router.model_card import ModelCard, load_model_card
 from router.server import RouterServer
+from router.text.model_card import ModelCard, load_model_card
 from rpc.announce import GrpcRegistryClient
 from rpc.channel import open_channel
 from tests.equivalence.truth import TINY

@@ -18,8 +18,8 @@ from tokenizers import Tokenizer
 from contracts.sampling import SamplingParams
 from engine.sampling.race import draw
 from engine.sampling.random import keys
-from router.answers import derived_seed
-from router.detokenizer import byte_alphabet
+from router.serving.answers import derived_seed
+from router.text.detokenizer import byte_alphabet
 from tests.equivalence.truth import TINY
 from tests.equivalence.truths.case import Chat, Entries, Entry, Heard, Question, Said
 from tests.equivalence.truths.house import BLOCK_SIZE, BOS, EOS

@@ -11,7 +11,7 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from router.route import Route
+from router.choosing.route import Route
 from tests.equivalence.truths.case import Question
 from tests.equivalence.truths.doors import DOORS
 from tests.equivalence.truths.house import House

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from router.route import Route
+from router.choosing.route import Route
 from tests.equivalence.truths.case import Heard, Question, check_same
 from tests.equivalence.truths.doors import DOORS
 from tests.equivalence.truths.house import BLOCK_SIZE, Crew, House

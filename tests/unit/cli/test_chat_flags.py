@@ -8,8 +8,8 @@ from cli.config import ClusterConfig, DoorOptions
 from cli.ports import keep_port
 from contracts.errors import ConfigError
 from router.config import ChatConfig
-from router.model_card import load_model_card
-from router.openai_chat import ChatRules
+from router.openai.chat import ChatRules
+from router.text.model_card import load_model_card
 from tests.integration.router_harness import TINY
 
 

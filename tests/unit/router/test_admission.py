@@ -6,7 +6,7 @@ import pytest
 
 from contracts.clock import VirtualClock, settle
 from contracts.errors import DeadlineExceeded, Overloaded, Unavailable
-from router.admission import Admission, Demand
+from router.admission.permits import Admission, Demand
 from router.caller import ANYBODY, Caller
 from router.config import AdmissionConfig
 

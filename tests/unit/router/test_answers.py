@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.sampling import MAX_SEED
-from router.answers import derived_seed
 from router.exchange import MAX_ANSWERS
+from router.serving.answers import derived_seed
 
 seeds = st.integers(0, MAX_SEED)
 

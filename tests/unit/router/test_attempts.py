@@ -15,16 +15,16 @@ from contracts.sampling import SamplingParams
 from contracts.wire import error_info
 from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
 from observability.policy_metrics import PolicyMetrics
-from router.attempts import HandOver, Means
-from router.breakers import Breakers, BreakerState
+from router.choosing.prefix_index import PrefixIndex
+from router.choosing.prompts import Prompts
 from router.config import BreakerConfig, RetryBudgetConfig, RetryConfig
 from router.halt import Halt
-from router.inbox import DecodeLost, DecodeTokens
-from router.prefix_index import PrefixIndex
-from router.progress import Job, Progress
-from router.prompts import Prompts
-from router.registry import Change, ChangeKind
-from router.retry_budget import RetryBudget
+from router.serving.attempts import HandOver, Means
+from router.serving.inbox import DecodeLost, DecodeTokens
+from router.serving.progress import Job, Progress
+from router.serving.retry_budget import RetryBudget
+from router.workers.breakers import Breakers, BreakerState
+from router.workers.registry import Change, ChangeKind
 
 RETRY = RetryConfig(handoff_verdict_s=3.0, max_handoff_failures=5)
 JOB = Job(request_id="r", prompt_token_ids=(1, 2), sampling=SamplingParams(max_tokens=4), deadline=60.0)

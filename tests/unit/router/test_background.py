@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from router.background import Background
+from router.text.background import Background
 
 
 async def test_no_more_at_once_than_threads():

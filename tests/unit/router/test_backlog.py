@@ -2,8 +2,8 @@
 
 import pytest
 
-from router.backlog import LATE_S, Backlog, Peak, Run
-from router.costs import PromptWork
+from router.choosing.backlog import LATE_S, Backlog, Peak, Run
+from router.choosing.costs import PromptWork
 
 A, B = PromptWork(100), PromptWork(80, 30)
 

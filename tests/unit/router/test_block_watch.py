@@ -11,9 +11,9 @@ from contracts.kv_layout import KVLayout
 from contracts.pb.diptych.v1 import blocks_pb2
 from contracts.pb.diptych.v1.types_pb2 import WorkerRef as WorkerRefPb
 from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
-from router.block_watch import BlockWatch, _Ear
-from router.prefix_index import PrefixIndex
-from router.registry import Change, ChangeKind
+from router.choosing.block_watch import BlockWatch, _Ear
+from router.choosing.prefix_index import PrefixIndex
+from router.workers.registry import Change, ChangeKind
 from rpc.channel import ChannelConfig
 
 REF = WorkerRef("w", 3)

@@ -23,9 +23,9 @@ from contracts.errors import (
 )
 from contracts.kv_layout import KVLayout
 from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
-from router.breakers import TRANSITIONS, Breakers, BreakerState, Event
 from router.config import BreakerConfig
-from router.registry import Change, ChangeKind
+from router.workers.breakers import TRANSITIONS, Breakers, BreakerState, Event
+from router.workers.registry import Change, ChangeKind
 
 CONFIG = BreakerConfig(failures_in_a_row=3, min_requests=6, failure_share=0.5, open_s=1.0, max_open_s=8.0, jitter=0.2)
 REF = WorkerRef("d0", 1)

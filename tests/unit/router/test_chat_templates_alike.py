@@ -3,8 +3,8 @@
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from router.chat_template import ChatTemplate, Conversation, Message, says
-from router.openai_messages import ChatMessage
+from router.openai.messages import ChatMessage
+from router.text.chat_template import ChatTemplate, Conversation, Message, says
 from router.toolcalls.dialects import DIALECTS, dialect_of
 
 # Everything that a template can see, and the shapes that templates of Qwen and Llama 3 take it apart with.

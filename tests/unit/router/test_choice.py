@@ -12,14 +12,14 @@ from contracts.kv_layout import KVLayout
 from contracts.sampling import SamplingParams
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
 from observability.policy_metrics import PolicyMetrics
-from router.choice import Chooser
+from router.choosing.choice import Chooser
+from router.choosing.prefix_index import PrefixIndex
+from router.choosing.prompts import Prompts
 from router.config import CanaryConfig, RetryConfig
-from router.pairs import Pair, PairBook
 from router.policies import Candidate, LeastLoaded, RoundRobin
-from router.prefix_index import PrefixIndex
-from router.progress import Job, Progress
-from router.prompts import Prompts
-from router.registry import Change, ChangeKind
+from router.serving.progress import Job, Progress
+from router.workers.pairs import Pair, PairBook
+from router.workers.registry import Change, ChangeKind
 
 LAYOUT = KVLayout("m", "float32", 1, 1, 8, 16)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.worker import WorkerKind, WorkerRef
-from router.costs import Costs, PrefillCost, PromptWork, Smoothed
+from router.choosing.costs import Costs, PrefillCost, PromptWork, Smoothed
 
 HERE = WorkerRef("p", 1)
 SIZES = (16, 64, 256, 1024, 4096)

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.errors import ConfigError
+from router.choosing.decision import Exploration, LocalCost, Options, RemoteCost, decide
+from router.choosing.route import Decision, Reason, Route
 from router.config import DisaggregationConfig, DisaggregationMode
-from router.decision import Exploration, LocalCost, Options, RemoteCost, decide
-from router.route import Decision, Reason, Route
 
 AUTO = DisaggregationConfig()
 REMOTE_CHEAPER = Options(RemoteCost(0.0, 1.0, 0.1, 0.0), LocalCost(0.0, 1.0, 0.5), 100)

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from contracts.worker import WorkerKind, WorkerRef
-from router.costs import PromptWork
-from router.drag import Drag
-from router.ledger import Ledger
+from router.choosing.costs import PromptWork
+from router.choosing.drag import Drag
+from router.choosing.ledger import Ledger
 
 P, OTHER, D = WorkerRef("p", 1), WorkerRef("q", 1), WorkerRef("d", 1)
 WORK = PromptWork(500), 0.5

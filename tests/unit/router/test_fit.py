@@ -8,10 +8,10 @@ from contracts.clock import VirtualClock
 from contracts.kv_layout import KVLayout
 from contracts.sampling import SamplingParams
 from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
-from router import fit
+from router.choosing import fit
+from router.choosing.route import Route
 from router.config import RetryConfig
-from router.progress import Job, Progress
-from router.route import Route
+from router.serving.progress import Job, Progress
 
 LAYOUT = KVLayout("m", "float32", 1, 1, 8, 16)
 MODEL = 8192

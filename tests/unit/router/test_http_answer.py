@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from router.exchange import Usage
-from router.http_answer import AnswerResponse
+from router.http.answer import AnswerResponse
 
 
 class Form:

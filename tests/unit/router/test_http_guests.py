@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.http_guests import Guests
+from router.http.guests import Guests
 
 
 class Visitor:

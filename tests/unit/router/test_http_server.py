@@ -12,7 +12,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from router.config import HttpConfig
-from router.http_server import HttpServer
+from router.http.server import HttpServer
 
 STALL_S = 0.4
 CHUNK = b"x" * 65536

@@ -5,7 +5,7 @@ import itertools
 
 from contracts.prefill import FirstTokens
 from contracts.request import TokenDelta, TokenLogprob
-from router.inbox import DecodeLost, DecodeTokens, Inbox, TimeUp, Turns
+from router.serving.inbox import DecodeLost, DecodeTokens, Inbox, TimeUp, Turns
 
 
 def token(index: int, request_id: str = "h") -> TokenDelta:

@@ -13,12 +13,12 @@ from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
 from contracts.errors import InvalidRequest
-from router.chat_template import ChatTemplate
 from router.config import ChatConfig
-from router.model_card import load_model_card
-from router.openai_ask import completion_ask
-from router.openai_chat import ChatRules
-from router.openai_schema import ChatBody, CompletionBody, parse
+from router.openai.ask import completion_ask
+from router.openai.chat import ChatRules
+from router.openai.schema import ChatBody, CompletionBody, parse
+from router.text.chat_template import ChatTemplate
+from router.text.model_card import load_model_card
 
 TEMPLATE = ChatTemplate("{{ tools }} {{ documents }} <tool_call>", {})
 CARD = replace(load_model_card(Path(__file__).parents[2] / "fixtures/tiny-austen", "tiny"), chat_template=TEMPLATE)

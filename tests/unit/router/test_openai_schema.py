@@ -9,12 +9,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from contracts.errors import InvalidRequest
-from router.chat_template import ChatTemplate
 from router.config import ChatConfig
-from router.model_card import load_model_card
-from router.openai_ask import completion_ask
-from router.openai_chat import ChatRules
-from router.openai_schema import NOT_SERVED, ChatBody, CompletionBody, parse
+from router.openai.ask import completion_ask
+from router.openai.chat import ChatRules
+from router.openai.schema import NOT_SERVED, ChatBody, CompletionBody, parse
+from router.text.chat_template import ChatTemplate
+from router.text.model_card import load_model_card
 
 TINY = load_model_card(Path(__file__).parents[2] / "fixtures/tiny-austen", "tiny")
 CARD = replace(TINY, chat_template=ChatTemplate("{{ messages }}", {}))

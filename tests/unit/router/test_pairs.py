@@ -20,8 +20,8 @@ from contracts.errors import (
 from contracts.kv_layout import KVLayout
 from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
 from router.config import CanaryConfig
-from router.pairs import Pair, PairBook, PairState, may_be_the_way
-from router.registry import Change, ChangeKind
+from router.workers.pairs import Pair, PairBook, PairState, may_be_the_way
+from router.workers.registry import Change, ChangeKind
 
 CONFIG = CanaryConfig(
     interval_s=10.0, spacing_s=1.0, canary_failures=2, handoff_failures=3, retry_s=1.0, max_backoff_s=6.0

@@ -21,9 +21,9 @@ from contracts.sampling import SamplingParams
 from contracts.wire import error_info
 from contracts.worker import WorkerKind, WorkerRef
 from observability.stages import StageTimes
+from router.choosing.route import Route
 from router.config import RetryConfig
-from router.progress import Job, Progress, as_exception
-from router.route import Route
+from router.serving.progress import Job, Progress, as_exception
 
 JOB = Job(
     request_id="r",

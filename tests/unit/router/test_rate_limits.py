@@ -7,13 +7,13 @@ import pytest
 from contracts.clock import VirtualClock, settle
 from contracts.errors import RateLimited
 from contracts.sampling import SamplingParams
+from router.admission.limits import Kind, LocalBuckets, Rate, Wanted
+from router.admission.quota import duration
+from router.admission.rate_limits import Estimator, RateLimits
 from router.caller import ANYBODY, Caller
-from router.chat_template import Conversation, Message
 from router.config import LimitsConfig
 from router.exchange import Ask, ChatPrompt, TextPrompt, TokenPrompt
-from router.limits import Kind, LocalBuckets, Rate, Wanted
-from router.quota import duration
-from router.rate_limits import Estimator, RateLimits
+from router.text.chat_template import Conversation, Message
 
 A = Caller(name="a", tokens_per_minute=600, requests_per_minute=10)
 

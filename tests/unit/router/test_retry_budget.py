@@ -8,8 +8,8 @@ from contracts.clock import VirtualClock
 from contracts.errors import Draining, InternalError, RetriesSpent, WorkerLost
 from contracts.sampling import SamplingParams
 from router.config import RetryBudgetConfig, RetryConfig
-from router.progress import Job, Progress
-from router.retry_budget import RetryBudget
+from router.serving.progress import Job, Progress
+from router.serving.retry_budget import RetryBudget
 
 CONFIG = RetryBudgetConfig(ratio=0.2, min_per_s=1.0, window_s=10.0)
 JOB = Job(request_id="r", prompt_token_ids=(1,), sampling=SamplingParams(), deadline=60.0)

@@ -3,9 +3,9 @@
 import pytest
 
 from router.caller import Caller
+from router.choosing.sessions import session_in, session_of
 from router.exchange import Ask, TokenPrompt
 from router.policies import Query, SessionAffinity
-from router.sessions import session_in, session_of
 from tests.contract.test_policy import candidate
 
 

@@ -7,8 +7,8 @@ import pytest
 from contracts.kv_layout import KVLayout
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
 from router.policies import burden
-from router.registry import Worker
-from router.tally import Tally
+from router.workers.registry import Worker
+from router.workers.tally import Tally
 
 
 def info(kind):

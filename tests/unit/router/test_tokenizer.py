@@ -12,9 +12,9 @@ from tokenizers import processors
 from contracts.errors import InvalidRequest, ModelLoadError
 from contracts.families import ARCHITECTURES
 from engine.models.config import read_model_config
-from router.chat_template import ChatTemplate, Conversation, Message
-from router.model_card import load_model_card
-from router.tokenizer import Tokenizer
+from router.text.chat_template import ChatTemplate, Conversation, Message
+from router.text.model_card import load_model_card
+from router.text.tokenizer import Tokenizer
 
 TINY = Path(__file__).parents[2] / "fixtures/tiny-austen"
 CHATML = (

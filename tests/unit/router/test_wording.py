@@ -6,8 +6,8 @@ import pytest
 from tokenizers import Tokenizer as HFTokenizer
 
 from contracts.request import FinishReason, TokenDelta, TokenLogprob
-from router.detokenizer import ByteLevelStream, ByteVocabulary
-from router.wording import Wording
+from router.text.detokenizer import ByteLevelStream, ByteVocabulary
+from router.text.wording import Wording
 
 HF = HFTokenizer.from_file(str(Path(__file__).parents[2] / "fixtures/tiny-austen/tokenizer.json"))
 VOCABULARY = ByteVocabulary(HF)

@@ -10,8 +10,8 @@ from contracts.errors import Overloaded, StaleEpoch
 from contracts.kv_layout import KVLayout
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
 from router.config import RegistryConfig
-from router.registry import ChangeKind
-from router.worker_table import MAX_WORKERS, WorkerTable
+from router.workers.registry import ChangeKind
+from router.workers.worker_table import MAX_WORKERS, WorkerTable
 
 LAYOUT = KVLayout("m", "float32", 1, 1, 8, 16)
 TTL_S, QUIET_S = 5.0, 3.0

@@ -1,0 +1,1 @@
+"""Which way a request goes and which workers get it: candidates, prefix index, costs, decisions."""

@@ -1,0 +1,1 @@
+"""The HTTP door: sockets, bounds, bodies, routes, streamed answers."""

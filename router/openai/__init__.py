@@ -1,0 +1,1 @@
+"""OpenAI's forms: what clients may send, and what they are sent."""

@@ -1,0 +1,115 @@
+"""What an OpenAI request asks for: sampling from the model's defaults and the body's fields, prompts, and how calls are heard.
+
+    CompletionBody ──completion_ask──▶ Ask        ChatBody ──ChatRules.ask──▶ ChatAsk(Ask, ToolUse)
+
+Does not know HTTP, or how anything of it is done.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import cast
+
+from contracts.errors import InvalidRequest
+from contracts.sampling import SamplingParams
+from router.choosing.route import Route
+from router.exchange import Ask, Prompt, TextPrompt, TokenPrompt
+from router.openai.schema import CommonBody, CompletionBody
+from router.text.model_card import ModelCard
+
+_COMPLETION_DEFAULT_MAX_TOKENS = 16  # OpenAI's
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")  # bounded: Python refuses to read a number of thousands of digits
+
+
+def completion_ask(body: CompletionBody, card: ModelCard, request_id: str, traceparent: str) -> Ask:
+    """What a completion asks for. Raises InvalidRequest."""
+    if body.best_of not in (None, 1, body.n):
+        raise InvalidRequest("best_of", body.best_of, "is not served yet; leave it out")
+    sampling = replace(sampling_of(body, card), logprobs=body.logprobs)
+    if body.max_tokens is not None:
+        sampling = replace(sampling, max_tokens=body.max_tokens)
+    if body.echo and body.logprobs is not None:  # of the prompt too
+        if body.prompt_logprobs not in (None, body.logprobs):
+            said = f"with echo it must be as logprobs, {body.logprobs}, or left out"
+            raise InvalidRequest("prompt_logprobs", body.prompt_logprobs, said)
+        sampling = replace(sampling, prompt_logprobs=body.logprobs)
+    prompt_only = body.echo is True and body.max_tokens == 0
+    if prompt_only:
+        if sampling.min_tokens:
+            raise InvalidRequest("min_tokens", sampling.min_tokens, "must be 0 with max_tokens: 0")
+        sampling = replace(sampling, max_tokens=1, logprobs=None)
+    ask = base_ask(body, _completion_prompts(body), sampling, request_id, traceparent)
+    ask = replace(ask, fill_context=body.max_tokens is None, fill_at_most=_COMPLETION_DEFAULT_MAX_TOKENS)
+    return replace(ask, prompt_only=prompt_only)
+
+
+def base_ask(
+    body: CommonBody, prompts: tuple[Prompt, ...], sampling: SamplingParams, request_id: str, traceparent: str
+) -> Ask:
+    """What is asked for by fields that all requests have. Raises InvalidRequest."""
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    route = None if body.diptych is None or body.diptych.route is None else Route(body.diptych.route)
+    return Ask(
+        request_id=request_id,
+        prompt=prompts[0],
+        more_prompts=prompts[1:],
+        seeded=body.seed is not None,
+        truncate_prompt=body.truncate_prompt_tokens,
+        sampling=sampling,
+        n=1 if body.n is None else body.n,
+        model=body.model or "",
+        stop=stop,
+        include_stop=body.include_stop_str_in_output is True,
+        skip_special_tokens=body.skip_special_tokens is not False,
+        priority=body.priority or 0,
+        route=route,
+        traceparent=traceparent,
+    )
+
+
+def sampling_of(body: CommonBody, card: ModelCard) -> SamplingParams:
+    """The model's defaults with the fields that the body has."""
+    base = card.sampling()
+    top_k = base.top_k if body.top_k is None else max(body.top_k, 0) if body.top_k >= -1 else body.top_k
+    return replace(
+        base,
+        temperature=_given(body.temperature, base.temperature),
+        top_p=_given(body.top_p, base.top_p),
+        min_p=_given(body.min_p, base.min_p),
+        repetition_penalty=_given(body.repetition_penalty, base.repetition_penalty),
+        presence_penalty=_given(body.presence_penalty, base.presence_penalty),
+        frequency_penalty=_given(body.frequency_penalty, base.frequency_penalty),
+        top_k=top_k,  # -1 is vLLM's other word for all
+        seed=base.seed if body.seed is None else body.seed,
+        min_tokens=body.min_tokens or 0,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=body.ignore_eos is True,
+        logit_bias=_logit_bias(body.logit_bias or {}),
+        prompt_logprobs=body.prompt_logprobs,
+    )
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _logit_bias(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    for key in given:
+        if not _TOKEN_ID.fullmatch(key):
+            raise InvalidRequest("logit_bias", key, "keys must be token ids, each spelled in one way")
+    return tuple(sorted((int(key), bias) for key, bias in given.items()))
+
+
+def _completion_prompts(body: CompletionBody) -> tuple[Prompt, ...]:
+    """One, or several in a list; a list of numbers is one of tokens."""
+    given = body.prompt
+    prompts = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
+    add_special_tokens = body.add_special_tokens is not False
+    return tuple(
+        TextPrompt(prompt, add_special_tokens)
+        if isinstance(prompt, str)
+        else TokenPrompt(tuple(cast("list[int]", prompt)))  # the schema has looked at each already
+        for prompt in prompts
+    )

@@ -1,0 +1,162 @@
+"""A conversation as OpenAI clients send it: turns, calls of tools and their results, and the tools themselves.
+
+    ChatMessage ──as_message──▶ router.text.chat_template.Message          tools ──parse_tools──▶ as templates take them
+
+Templates get what Hugging Face gives them: a call's arguments as a mapping, a tool as the client wrote it. Does not know
+templates or how a model writes calls.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic_core import from_json
+
+from contracts.errors import InvalidRequest
+from router.text.chat_template import JsonValue as TemplateValue
+from router.text.chat_template import Message
+
+MAX_TOOLS = 128
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+_TOOL_FIELDS = frozenset({"type", "function"})
+_FUNCTION_FIELDS = frozenset({"name", "description", "parameters", "strict"})
+_NOT_SERVED = ("audio", "function_call", "annotations", "reasoning", "reasoning_content")
+
+
+class Strict(BaseModel):
+    """Fields by name and type, and no others."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+class TextPart(Strict):
+    """A piece of a message's content. Only text is served."""
+
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(Strict):
+    """What a tool call calls; arguments are the text of a JSON object, or the object."""
+
+    name: str
+    arguments: str | dict[str, JsonValue] = ""
+
+
+class ToolCall(Strict):
+    """A call that the assistant made earlier in the conversation. `index` is a place in a stream, and means nothing here."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+    def for_template(self, where: str) -> TemplateValue:
+        """In Hugging Face's form. Raises InvalidRequest for arguments that are no JSON object."""
+        arguments: object = self.function.arguments
+        if isinstance(arguments, str):
+            try:
+                # Unlike json.loads it bounds how deeply things may be nested.
+                arguments = from_json(arguments, allow_inf_nan=False) if arguments else {}
+            except ValueError:
+                arguments = None
+        if not isinstance(arguments, dict):
+            raise InvalidRequest(f"{where}.function.arguments", self.function.arguments, "must be a JSON object")
+        call: dict[str, TemplateValue] = {
+            "type": self.type,
+            "function": {"name": self.function.name, "arguments": arguments},
+        }
+        return call if self.id is None else {"id": self.id, **call}
+
+
+class ChatMessage(Strict):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    # Not served; in what servers answer and clients send back they are null or empty.
+    audio: JsonValue = None
+    function_call: JsonValue = None
+    annotations: JsonValue = None
+    reasoning: JsonValue = None
+    reasoning_content: JsonValue = None
+
+    def as_message(self, where: str) -> Message:
+        """For the template. Raises InvalidRequest for turns that cannot be rendered."""
+        for name in _NOT_SERVED:
+            value: JsonValue = self.__dict__[name]
+            if value not in (None, []):
+                raise InvalidRequest(f"{where}.{name}", value, "is not served yet; leave it out")
+        if self.tool_calls and self.role != "assistant":
+            raise InvalidRequest(f"{where}.tool_calls", f"{len(self.tool_calls)} calls", "only the assistant calls")
+        if self.tool_call_id is not None and self.role != "tool":
+            raise InvalidRequest(f"{where}.tool_call_id", self.tool_call_id, "only messages of role tool answer calls")
+        calls = tuple(
+            call.for_template(f"{where}.tool_calls.{index}") for index, call in enumerate(self.tool_calls or ())
+        )
+        return Message(self.role, self._text(where), self.name, calls, self.tool_call_id)
+
+    def _text(self, where: str) -> str | None:
+        """Parts a line each, as in vLLM. None for a turn that is calls only."""
+        content = self.content
+        if content is None and self.refusal is not None:
+            content = self.refusal
+        elif self.refusal is not None:
+            raise InvalidRequest(f"{where}.refusal", self.refusal, "cannot be there beside content")
+        if content is None:
+            if self.role != "assistant":
+                raise InvalidRequest(f"{where}.content", None, "must be a string or a list of text parts")
+            return None if self.tool_calls else ""
+        return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+def parse_tools(tools: JsonValue) -> tuple[Mapping[str, TemplateValue], ...]:
+    """The tools as the client wrote them. Raises InvalidRequest naming the part that is wrong."""
+    if tools is None:
+        return ()
+    if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
+        raise InvalidRequest("tools", tools, f"must be a list of at most {MAX_TOOLS} tools")
+    return tuple(_tool(f"tools.{index}", tool) for index, tool in enumerate(tools))
+
+
+def tool_names(tools: tuple[Mapping[str, TemplateValue], ...]) -> frozenset[str]:
+    """Of tools that `parse_tools` has seen."""
+    functions = [tool["function"] for tool in tools]
+    return frozenset(str(function["name"]) for function in functions if isinstance(function, Mapping))
+
+
+def _tool(where: str, tool: JsonValue) -> Mapping[str, TemplateValue]:
+    if not isinstance(tool, dict):
+        raise InvalidRequest(where, tool, 'must be {"type": "function", "function": {…}}')
+    _only(where, tool, _TOOL_FIELDS)
+    if tool.get("type") != "function":
+        raise InvalidRequest(f"{where}.type", tool.get("type"), "must be function")
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise InvalidRequest(f"{where}.function", function, "must be an object")
+    _only(f"{where}.function", function, _FUNCTION_FIELDS)
+    name, description, parameters = function.get("name"), function.get("description"), function.get("parameters")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidRequest(f"{where}.function.name", name, "must be letters, digits, _, . and -, at most 64")
+    if not isinstance(description, str | None):
+        raise InvalidRequest(f"{where}.function.description", description, "must be a string")
+    if not isinstance(parameters, dict | None):
+        raise InvalidRequest(f"{where}.function.parameters", parameters, "must be a JSON schema, an object")
+    if function.get("strict") not in (None, False):
+        raise InvalidRequest(
+            f"{where}.function.strict", function["strict"], "arguments are not constrained; leave it out"
+        )
+    return tool
+
+
+def _only(where: str, given: Mapping[str, JsonValue], known: frozenset[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise InvalidRequest(f"{where}.{name}"[:80], given[name], "is not a field of a tool")

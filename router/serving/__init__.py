@@ -1,0 +1,1 @@
+"""One request over the pools: its answers, attempts, legs and progress."""
