@@ -155,8 +155,9 @@ async def test_a_client_of_the_router_sees_nothing_of_it(tmp_path):
     setup = checked(faults, model=FAKE, num_decode=2)
     async with served(tmp_path, setup) as (running, workers):
         mismatches = [counted(decode) for decode in workers.decode]
-        alone = await tokens(running, diptych={"route": "colocated"})
+        # First: a decode worker that has the prompt's blocks already is sent none of them.
         answer = await tokens(running, prompt=list(range(40, 120)), diptych={"route": "disaggregated"})
+        alone = await tokens(running, diptych={"route": "colocated"})
         assert answer["choices"][0]["token_ids"] == alone["choices"][0]["token_ids"]
         assert sum(count() for count in mismatches) >= 1.0
         assert await running.metric("diptych_failed_handoffs_total") == sum(count() for count in mismatches), (

@@ -6,10 +6,14 @@ it has.
 
 from __future__ import annotations
 
-from google.protobuf.message import DecodeError
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
 
 from contracts.pb.diptych.v1 import decode_pb2, handoff_pb2, prefill_pb2
 from tests.integration.processes.proxy import Direction, Passing
+
+_M = TypeVar("_M", bound=Message)
 
 
 def run_of(passing: Passing) -> prefill_pb2.PrefillRun | None:
@@ -17,8 +21,8 @@ def run_of(passing: Passing) -> prefill_pb2.PrefillRun | None:
     message = _said(passing, "router", Direction.UP, "prefill")
     if message is None:
         return None
-    command = prefill_pb2.PrefillCommand.FromString(message)
-    return command.run if command.HasField("run") else None
+    command = _as(prefill_pb2.PrefillCommand, message)
+    return command.run if command is not None and command.HasField("run") else None
 
 
 def reserve_of(passing: Passing) -> handoff_pb2.ReserveRequest | None:
@@ -26,11 +30,8 @@ def reserve_of(passing: Passing) -> handoff_pb2.ReserveRequest | None:
     message = _said(passing, "prefill", Direction.UP, "decode")
     if message is None:
         return None
-    try:
-        request = handoff_pb2.ReserveRequest.FromString(message)
-    except DecodeError:
-        return None
-    return request if request.num_tokens else None
+    request = _as(handoff_pb2.ReserveRequest, message)
+    return request if request is not None and request.num_tokens else None
 
 
 def commit_of(passing: Passing) -> handoff_pb2.Ticket | None:
@@ -38,11 +39,8 @@ def commit_of(passing: Passing) -> handoff_pb2.Ticket | None:
     message = _said(passing, "prefill", Direction.UP, "decode")
     if message is None:
         return None
-    try:
-        ticket = handoff_pb2.CommitRequest.FromString(message).ticket
-    except DecodeError:
-        return None
-    return ticket if ticket.request.prompt_token_ids else None
+    commit = _as(handoff_pb2.CommitRequest, message)
+    return commit.ticket if commit is not None and commit.ticket.request.prompt_token_ids else None
 
 
 def batch_of(passing: Passing) -> decode_pb2.DecodeBatch | None:
@@ -50,14 +48,23 @@ def batch_of(passing: Passing) -> decode_pb2.DecodeBatch | None:
     message = _said(passing, "router", Direction.DOWN, "decode")
     if message is None:
         return None
-    batch = decode_pb2.DecodeBatch.FromString(message)
-    return batch if any(delta.token_ids for delta in batch.deltas) else None
+    batch = _as(decode_pb2.DecodeBatch, message)
+    return batch if batch is not None and any(delta.token_ids for delta in batch.deltas) else None
 
 
 def is_handed_off(passing: Passing) -> bool:
     """A prefill worker tells the router that its part is done."""
     message = _said(passing, "router", Direction.DOWN, "prefill")
-    return message is not None and prefill_pb2.PrefillEvent.FromString(message).HasField("handed_off")
+    event = None if message is None else _as(prefill_pb2.PrefillEvent, message)
+    return event is not None and event.HasField("handed_off")
+
+
+def _as(kind: type[_M], message: bytes) -> _M | None:
+    """None for what cannot be one: other services' messages go between the same processes."""
+    try:
+        return kind.FromString(message)
+    except DecodeError:
+        return None
 
 
 def _said(passing: Passing, client: str, direction: Direction, server: str) -> bytes | None:

@@ -54,7 +54,8 @@ def argv_of(config: Config) -> list[str]:
     """The command line of a process."""
     if isinstance(config, RouterConfig):
         named = ["router", "--model", str(config.model_dir), "--served-name", config.model_name]
-        return [*named, "--http-port", str(config.http.port), "--grpc-port", str(config.grpc.port)]
+        ports = ["--http-port", str(config.http.port), "--grpc-port", str(config.grpc.port)]
+        return [*named, *ports, "--disaggregate", config.disaggregation.mode.value]
     worker = config.worker
     argv = [
         *("prefill" if isinstance(config, PrefillConfig) else "decode", "--model", str(worker.model.model_dir)),
