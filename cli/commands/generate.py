@@ -271,7 +271,7 @@ def generate(**given: Unpack[GenerateFlags]) -> None:
 
     \b
     Examples:
-      diptych generate --model smollm2-135m-instruct --chat --prompt "What is the capital of France?"
+      diptych generate --model smollm2-135m-instruct --chat --temperature 0 --prompt "What is the capital of France?"
       diptych generate --model ./my-model --file prompts.jsonl --max-tokens 64 --temperature 0 --json
     """
     prompts = read_prompts(given)

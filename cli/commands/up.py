@@ -118,8 +118,8 @@ OPTIONS = (
         "--tls",
         section=SECTION,
         is_flag=True,
-        help="TLS at every port, mutual between the processes, by an authority made for this cluster. For real certificates "
-        "start the processes by themselves.",
+        help="TLS at every port, mutual between the processes, by an authority made at each start, for 30 days. For "
+        "real certificates start the processes by themselves.",
     ),
     option(
         "--tls-dir",
