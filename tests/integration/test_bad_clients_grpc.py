@@ -179,10 +179,11 @@ async def call_once(channel):
 
 
 async def test_ten_thousand_open_streams(tmp_path):
-    """Of one key. A hundred may run or wait, the rest is refused, and who has another key is served."""
+    """Of one key. Ten may run or wait, the rest is refused, and who has another key is served."""
     number, connections = 1000, 10
-    admission = AdmissionConfig(max_running=60, max_waiting=40)
+    admission = AdmissionConfig(max_running=6, max_waiting=4)
     async with besieged(tmp_path, grpc=DOOR, admission=admission) as siege:
+        siege.running.cluster.step_s = 0.005  # answers that take a while: other streams come in meanwhile
 
         async def flood():
             data = b"".join(call(i, METHOD, MESSAGE, KEY) for i in range(1, 2 * number, 2))
@@ -198,7 +199,7 @@ async def test_ten_thousand_open_streams(tmp_path):
         shed = sum(
             [await siege.running.metric("diptych_shed_requests_total", reason=r) for r in ("full", "pushed_out")]
         )
-        assert shed > 100, "which had to be"
+        assert shed > 100, f"{shed} were refused"
 
 
 async def ends(reader, writer, number):
