@@ -101,6 +101,7 @@ class Inference:
                 output_tokens=sample.num_output_tokens,
                 ttft_s=sample.ttft_s,
                 e2e_s=sample.e2e_s,
+                **_where(answers),
                 **_way(answers),
             )
 
@@ -222,6 +223,11 @@ def _truncated(ask: Ask, token_ids: tuple[int, ...], context: int) -> tuple[int,
 
 def _nothing_ran(outcome: str, e2e_s: float) -> RequestSample:
     return RequestSample(outcome, False, "none", e2e_s, None, 0, 0, 0, 0, 0, StageTimes(), ())
+
+
+def _where(answers: Answers | None) -> dict[str, str]:
+    """The workers that the first answer last ran on, for the log."""
+    return {} if answers is None else {k.value: ref.worker_id for k, ref in answers.first.progress.at.items()}
 
 
 def _way(answers: Answers | None) -> dict[str, str | float | None]:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from contracts.clock import Clock
 from contracts.worker import WorkerInfo, WorkerLoad, WorkerRef, new_epoch
+from observability.log import get_logger
 from registry.client import RedisRegistryClient, begin_life
 from registry.config import LeaseConfig
 from registry.link import RedisLink
@@ -19,6 +20,8 @@ from rpc.announce import Announcer, GrpcRegistryClient
 from rpc.channel import ChannelOpener
 from rpc.server import join_address
 from worker.config import WorkerConfig
+
+log = get_logger(__name__)
 
 
 class Registration:
@@ -60,6 +63,10 @@ class Registration:
             shared = Announcer(client, info, load, self._clock, config.announce)
             self._link.presence.subscribe(lambda up: shared.soon() if up else None)
             found.append(shared)
+        if not found:
+            log.warning(
+                "this worker makes itself known nowhere (neither --router nor --registry): nothing is sent to it"
+            )
         return found
 
     async def close(self) -> None:

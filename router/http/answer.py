@@ -68,6 +68,8 @@ def error_parts(error: DiptychError) -> tuple[int, bytes, dict[str, str]]:
     headers = {}
     if error.code is ErrorCode.UNAUTHENTICATED:
         headers["WWW-Authenticate"] = "Bearer"
+    if error.code is ErrorCode.DEADLINE_EXCEEDED:  # OpenAI's clients would ask again, for as long again, and once more
+        headers["x-should-retry"] = "false"
     if isinstance(error, RateLimited):
         code = "rate_limit_exceeded"
         headers |= error.quota

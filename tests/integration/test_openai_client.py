@@ -168,10 +168,13 @@ async def test_the_clients_errors(served, client):
     with pytest.raises(openai.BadRequestError) as long:
         await client.completions.create(model=MODEL, prompt="word " * 2000)
     assert long.value.code == "context_length_exceeded"
+    asked = len(served.cluster.workers[0].seen)
     with pytest.raises(openai.APIStatusError) as late:
         served.cluster.workers[0].faults.hold.clear()
-        await client.completions.create(model=MODEL, prompt="x", extra_headers={"X-Request-Timeout": "0.2"})
+        patient = client.with_options(max_retries=2)
+        await patient.completions.create(model=MODEL, prompt="x", extra_headers={"X-Request-Timeout": "0.2"})
     assert (late.value.status_code, late.value.code) == (408, "request_timeout")
+    assert len(served.cluster.workers[0].seen) == asked + 1, "the client does not try again what it had no time for"
     with pytest.raises(openai.NotFoundError) as unknown:
         await client.post("/embeddings", body={}, cast_to=object)
     assert unknown.value.code == "not_found"

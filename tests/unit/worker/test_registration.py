@@ -1,0 +1,29 @@
+"""A worker that nobody will hear of says so."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from contracts.clock import VirtualClock
+from contracts.kv_layout import KVLayout
+from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
+from engine.build import ModelRuntimeConfig
+from rpc.channel import open_channel
+from worker.config import WorkerConfig
+from worker.registration import Registration
+
+INFO = WorkerInfo(
+    WorkerRef("d0", 1), WorkerKind.DECODE, "127.0.0.1:1", "m", KVLayout("m", "float32", 1, 1, 8, 16), ("tcp",), 64, 8
+)
+
+
+@pytest.mark.parametrize("routers", [(), ("127.0.0.1:1",)])
+async def test_a_worker_without_router_and_registry_says_so(routers, caplog):
+    config = WorkerConfig(worker_id="d0", model_name="m", model=ModelRuntimeConfig(Path("m")), routers=routers)
+    announcers = Registration(config, VirtualClock(), open_channel).announcers(INFO, WorkerLoad)
+    assert len(announcers) == len(routers)
+    warned = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert ["known nowhere" in record.getMessage() for record in warned] == [True] * (not routers)
+    for announcer in announcers:
+        await announcer.leave()
