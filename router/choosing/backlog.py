@@ -47,12 +47,10 @@ class Run:
     before: tuple[PromptWork, ...]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Prompt:
     work: PromptWork
     work_s: float
-    run: Run
-    followed: bool = False  # by another of ours, which may have shared its steps
 
 
 class Backlog:
@@ -60,6 +58,8 @@ class Backlog:
 
     def __init__(self) -> None:
         self._prompts: dict[int, _Prompt] = {}
+        # The last that was sent, and its run. All others were followed by another of ours, which may have shared their steps.
+        self._newest: tuple[int | None, Run | None] = (None, None)
         self._streams: set[int] = set()
         self._head_since = 0.0
         self._tokens = Peak()
@@ -95,12 +95,10 @@ class Backlog:
 
     def prompt(self, key: int, work: PromptWork, work_s: float, now: float) -> None:
         """A prompt is on its way there, and should take `work_s`."""
-        for present in self._prompts.values():
-            present.followed = True
         if not self._prompts:
             self._head_since = now
-        run = Run(self._head_since, tuple(present.work for present in self._prompts.values()))
-        self._prompts[key] = _Prompt(work, work_s, run)
+        self._newest = key, Run(self._head_since, tuple(present.work for present in self._prompts.values()))
+        self._prompts[key] = _Prompt(work, work_s)
         self._count(now)
 
     def computed(self, key: int, now: float) -> Run | None:
@@ -109,9 +107,10 @@ class Backlog:
             return None
         if key == next(iter(self._prompts)):
             self._head_since = now
-        prompt = self._prompts.pop(key)
+        del self._prompts[key]
         self._count(now)
-        return None if prompt.followed else prompt.run
+        newest, run = self._newest
+        return run if key == newest else None
 
     def stream(self, key: int, now: float) -> None:
         """Its tokens come from there from now on."""
