@@ -102,11 +102,11 @@ class RouterServer:
         service = Inference(self._prompter, gate, flow, self._registry, clock, metrics)
         service.listen = heard if config.access.log_prompts else unheard
         limits = FrontLimits(config.http.max_body_bytes, config.request_timeout_s)
-        front = HttpFront(service, self._health.report, metrics, limits, new_id, config.chat)
+        rules = ChatRules(card, config.chat)
+        front = HttpFront(service, self._health.report, metrics, limits, new_id, rules)
         self._doors = Doors(config)
         self._doors.watch_refusals(self._resilience.call_refused)
         self._doors.measure(metrics.registry)
-        rules = ChatRules(card, config.chat)
         servicer = InferenceServicer(service, rules, config.request_timeout_s, new_id, self._doors.doorkeeper)
         self._doors.serve(front.app, servicer, RegistryServicer(self._registry))
         self._tasks: list[asyncio.Task[None]] = []

@@ -24,7 +24,6 @@ from contracts.errors import DiptychError, InternalError
 from observability.metrics import RouterMetrics
 from router.admission.deadlines import wanted_timeout_s
 from router.choosing.sessions import HEADER, session_of
-from router.config import ChatConfig
 from router.exchange import Ask, TextPrompt, valid_traceparent
 from router.health import HealthReport
 from router.http.answer import AnswerResponse, error_response
@@ -53,17 +52,16 @@ class HttpFront:
         metrics: RouterMetrics,
         limits: FrontLimits,
         new_id: Callable[[], str],
-        chat: ChatConfig,
+        rules: ChatRules,
     ) -> None:
-        """Raises ConfigError for a `chat` that names what there is not."""
         self._service = service
         self._health_now = health
         self._metrics = metrics
         self._limits = limits
         self._new_id = new_id
-        self._rules = ChatRules(service.card, chat)
+        self._rules = rules
         self._started_at = int(time.time())
-        tokens = TokenizeFront(service, self._rules, limits)
+        tokens = TokenizeFront(service, rules, limits)
         self.app = Starlette(
             routes=[
                 Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),

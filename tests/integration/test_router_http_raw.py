@@ -13,6 +13,7 @@ from router.health import HealthReport
 from router.http.body import FrontLimits
 from router.http.front import HttpFront
 from router.http.protocol import MAX_HEAD_BYTES
+from router.openai.chat import ChatRules
 from router.server import new_id
 from router.service import Inference
 from router.text.model_card import load_model_card
@@ -148,9 +149,9 @@ class Faulty(Inference):
 async def test_a_fault_of_ours_is_an_error_body_too():
     metrics = RouterMetrics(MODEL, list, lambda: (0, 0))
     health = HealthReport("ok", {}, (), {}, ())
-    app = HttpFront(
-        Faulty(load_model_card(TINY, MODEL)), lambda: health, metrics, FrontLimits(1000, 1.0), new_id, ChatConfig()
-    ).app
+    card = load_model_card(TINY, MODEL)
+    rules = ChatRules(card, ChatConfig())
+    app = HttpFront(Faulty(card), lambda: health, metrics, FrontLimits(1000, 1.0), new_id, rules).app
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
         response = await client.get("/v1/models/tiny")
