@@ -13,18 +13,20 @@ class Caller:
     """One owner of an API key. `name` is for logs and queues and is not secret; None in a limit is no limit.
 
     `weight` is its share of the router beside others that wait; its requests never run before those of a better (lower)
-    priority than `best_priority`.
+    priority than `best_priority`. Requests have priority 0 unless they say otherwise, so that with 0 a caller can put its own
+    back, and not go before others.
     """
 
     name: str
     weight: float = 1.0
     tokens_per_minute: int | None = None
     requests_per_minute: int | None = None
-    best_priority: int | None = None
+    best_priority: int = 0
 
     def allowed(self, priority: int) -> int:
         """A priority that was asked for, or the best that this caller may have."""
-        return priority if self.best_priority is None else max(priority, self.best_priority)
+        return max(priority, self.best_priority)
 
 
-ANYBODY = Caller(name="")
+# Where there are no keys all are one caller: it goes before nobody but itself.
+ANYBODY = Caller(name="", best_priority=-(2**31))

@@ -41,14 +41,17 @@ _SHOWN_HASH_CHARS = 8
 
 
 class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One key of a file. A key is good through the day `expires` (UTC). None in a limit is no limit."""
+    """One key of a file. A key is good through the day `expires` (UTC). None in a limit is no limit.
+
+    Only a key whose `best_priority` is below 0 may go before others.
+    """
 
     name: str
     hash: str
     weight: float = 1.0
     tokens_per_minute: int | None = None
     requests_per_minute: int | None = None
-    best_priority: int | None = None
+    best_priority: int = 0
     expires: datetime.date | None = None
     disabled: bool = False
 
@@ -82,7 +85,7 @@ class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for field, limit in limits.items():
             if limit is not None and not 1 <= limit <= _MOST:
                 raise ValueError(f"{field} of {self.name}: got {limit}, must be at least 1 and at most {_MOST}")
-        if self.best_priority is not None and not -_MOST <= self.best_priority <= _MOST:
+        if not -_MOST <= self.best_priority <= _MOST:
             raise ValueError(f"best_priority of {self.name}: got {self.best_priority}, must be within +-{_MOST}")
 
 

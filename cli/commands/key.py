@@ -43,7 +43,7 @@ class NewFlags(TypedDict):
     weight: float
     tokens_per_minute: int | None
     requests_per_minute: int | None
-    best_priority: int | None
+    best_priority: int
     expires: datetime.datetime | None
 
 
@@ -58,8 +58,10 @@ NEW_OPTIONS = (
         "--best-priority",
         section="Owner",
         type=int,
+        default=0,
         metavar="N",
-        help="Requests never run before those of this priority; lower is better. [default: any]",
+        help="Best priority that its requests may have; lower is better, and a request that names none has 0. "
+        "Below 0 it may go before other owners' requests.",
     ),
     option("--expires", section="Owner", type=_DATE, metavar="YYYY-MM-DD", help="Last day, UTC. [default: never]"),
     file_option,

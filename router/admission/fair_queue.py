@@ -10,13 +10,16 @@ SIGCOMM 1996) is charged with tokens, first estimated, then counted. One caller'
 about one request.
 
 Classes are strict but for ageing: one turn in `ageing_turn` goes to the class whose first has waited longest, if that is
-longer than `ageing_s`. So a worse class always moves, and takes at most that share. Pure: knows no clock, loop or permit.
+longer than `ageing_s`. So a worse class always moves, and takes at most that share.
+
+Where there is no room left, who has most waiting makes room, whatever its priority: a better class is served first, but a caller
+does not fill the queue with it. Nobody makes room for a worse class. Pure: knows no clock, loop or permit.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-from collections import deque
+from bisect import bisect_left, insort
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -113,6 +116,7 @@ class FairQueue(Generic[T]):
         self._config = config
         self._classes: dict[int, _Class[T]] = {}
         self._priorities: list[int] = []  # of classes in which somebody waits, best first
+        self._of_caller: Counter[str] = Counter()  # how many wait, in all classes
         self._turns = 0  # since the last that went by age
         self._size = 0
         self._cost = 0.0
@@ -136,6 +140,7 @@ class FairQueue(Generic[T]):
             members = self._classes[item.priority] = _Class()
             insort(self._priorities, item.priority)
         members.push(item)
+        self._of_caller[item.caller] += 1
         self._size += 1
         self._cost += item.cost
 
@@ -159,6 +164,9 @@ class FairQueue(Generic[T]):
         members = self._classes[item.priority]
         members.take(item)
         members.prune()
+        self._of_caller[item.caller] -= 1
+        if not self._of_caller[item.caller]:
+            del self._of_caller[item.caller]
         self._size -= 1
         self._cost = self._cost - item.cost if self._size else 0.0
         if members.idle:  # all are equal from now on: priorities are the clients' to choose, and must not pile up
@@ -186,18 +194,25 @@ class FairQueue(Generic[T]):
                 tokens += mine + sum(min(f.cost, share * f.weight) for name, f in flows.items() if name != item.caller)
         return tokens
 
-    def worst(self) -> T:
-        """Who goes when somebody must: the newest of the caller that has most waiting over its weight, in the worst class."""
-        flows = self._classes[self._priorities[-1]].flows.values()
-        return max((flow for flow in flows if flow.waiting), key=_share).waiting[-1]
+    def displaced_by(self, item: T) -> T | None:
+        """Who makes room for `item`, which does not wait yet; None when nobody has less of a right to wait than it.
 
-    def displaces(self, item: T, other: T) -> bool:
-        """Whether `item`, which does not wait yet, has the better right to wait than `other`, who does."""
-        if item.priority != other.priority or item.caller == other.caller:
-            return item.priority < other.priority
-        flows = self._classes[item.priority].flows
-        mine = len(flows[item.caller].waiting) if item.caller in flows else 0
-        return (mine + 1) / item.weight < _share(flows[other.caller])
+        That is the newest, in its worst class, of the caller that has most waiting over its weight. `item` has a better right if
+        it leaves its own caller with less than that, or with no more and is of a better class, or comes from the same caller and
+        is of a better class.
+        """
+        found: tuple[float, int, T] | None = None
+        for priority in self._priorities[bisect_left(self._priorities, item.priority) :]:
+            for name, flow in self._classes[priority].flows.items():
+                if flow.waiting and (found is None or (self._of_caller[name] / flow.weight, priority) > found[:2]):
+                    found = self._of_caller[name] / flow.weight, priority, flow.waiting[-1]
+        if found is None:
+            return None
+        share, _, other = found
+        mine, better = (self._of_caller[item.caller] + 1) / item.weight, item.priority < other.priority
+        if item.caller == other.caller:
+            return other if better else None
+        return other if mine < share or (better and mine <= share) else None
 
     def _by_age(self, now: float) -> T | None:
         """The class that gets a turn by age, if this is one."""
@@ -206,10 +221,6 @@ class FairQueue(Generic[T]):
         worse = [self._classes[priority] for priority in self._priorities[1:]]
         oldest = min(worse, key=_since)
         return oldest.first() if now - _since(oldest) > self._config.ageing_s else None
-
-
-def _share(flow: _Flow[T]) -> float:
-    return len(flow.waiting) / flow.weight
 
 
 def _since(members: _Class[T]) -> float:

@@ -168,9 +168,10 @@ class Admission:
         while (full := self._shedding.full(self._num_running, len(self._queue), self._queue.cost, turn)) is not None:
             reason, words = full
             drained_s = self._rate.wait_s(self._queue.cost)
-            if not self._queue or not self._queue.displaces(turn, self._queue.worst()):
+            victim = self._queue.displaced_by(turn)
+            if victim is None:
                 raise self._shedding.overloaded(reason, words, turn, drained_s)
-            victim, words = self._queue.worst(), f"{words}; others have a better right"
+            words = f"{words}; others have a better right"
             self._withdraw(victim, self._shedding.overloaded("pushed_out", words, victim, drained_s))
 
     async def _expire(self, turn: _Turn, deadline: float) -> None:

@@ -1,6 +1,6 @@
 """Whatever comes and goes: nobody is lost, callers of a class get equal shares by weight, and a worse class always moves."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -55,9 +55,7 @@ def test_nobody_is_lost_and_nobody_is_served_twice(data):
         match data.draw(st.sampled_from(["push", "push", "pop", "remove", "correct", "wait"])):
             case "push":
                 item = waiting(data.draw(CALLERS), data.draw(st.integers(-2, 2)), data.draw(COSTS), since=now)
-                worst = queue.worst() if inside else None
-                if worst is not None and queue.displaces(item, worst):
-                    assert not (item.priority > worst.priority)
+                _check_room(item, queue.displaced_by(item), inside)
                 ahead = queue.ahead_of(item)
                 assert 0 <= ahead <= queue.cost + 1e-6
                 queue.push(item)
@@ -81,9 +79,24 @@ def test_nobody_is_lost_and_nobody_is_served_twice(data):
         assert len(queue) == len(inside)
         assert set(map(id, queue)) == set(map(id, inside))
         assert abs(queue.cost - sum(item.cost for item in inside)) < 1e-6
-        if inside:
-            assert queue.worst().priority == max(item.priority for item in inside)
     assert len(queue._classes) == len({item.priority for item in inside}), "priorities are the clients' to choose"
+
+
+def _check_room(item, other, inside):
+    """Who is pushed out has more waiting than the newcomer's caller, or is its own; nobody is for a worse class."""
+    counts = Counter(each.caller for each in inside)
+    if other is None:
+        worse = [each for each in inside if each.priority >= item.priority and each.caller != item.caller]
+        most = max((counts[each.caller] for each in worse), default=0)
+        assert counts[item.caller] + 1 >= most
+        return
+    assert other.priority >= item.priority
+    newest_of_its_caller = [i for i in inside if (i.caller, i.priority) == (other.caller, other.priority)][-1]
+    assert other is newest_of_its_caller
+    if other.caller == item.caller:
+        assert other.priority > item.priority
+    else:
+        assert counts[item.caller] + 1 <= counts[other.caller]
 
 
 @settings(max_examples=60, deadline=None)

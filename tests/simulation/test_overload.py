@@ -89,12 +89,14 @@ class Visit:
         self.workers = Workers(clock)
         self.load = load
         self.chance = random.Random(seed)
+        self.priorities = {}  # that requests of a caller ask for; 0 where it is not said
 
     async def one(self, tokens, outcome, caller=ANYBODY, again=True):
         deadline = self.clock.now() + self.load.limit_s(tokens)
         said = tokens * (self.chance.uniform(1.0, 4.0) if self.load.says_more else 1.0)
+        demand = Demand(deadline=deadline, tokens=said, caller=caller, priority=self.priorities.get(caller.name, 0))
         try:
-            async with self.admission.permit(Demand(deadline=deadline, tokens=said, caller=caller)) as permit:
+            async with self.admission.permit(demand) as permit:
                 await self.workers.answer(tokens, deadline, permit)
         except Overloaded as error:
             outcome.refused.append(error.retry_after_s)
@@ -174,11 +176,14 @@ def test_without_shedding_goodput_collapses():
     assert run(world).in_time < 0.5 * DURATION_S * TOKENS_PER_S / load.mean_tokens
 
 
-def test_a_key_that_floods_costs_another_nothing():
-    """One key offers three times what there is, the other a tenth of it: nearly all of the other's are in time."""
+@pytest.mark.parametrize("priority", [0, -5])
+def test_a_key_that_floods_costs_another_nothing(priority):
+    """One key offers three times what there is, the other a tenth of it: nearly all of the other's are in time, whatever
+    priority the flood gives itself."""
 
     async def world(clock):
         visit = Visit(clock, AdmissionConfig(max_running=20, max_waiting=200), Load("alike"))
+        visit.priorities["flood"] = priority
         return await visit.together(visit.offer(3.0, Caller(name="flood")), visit.offer(0.1, Caller(name="quiet")))
 
     flood, quiet = run(world)

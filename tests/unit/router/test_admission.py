@@ -223,12 +223,13 @@ async def test_nobody_is_let_in_at_a_better_priority_than_its_key_allows():
     door = Door(max_waiting=9)
     visits = [door.knock("a"), door.knock("b")]
     visits.append(door.knock("clamped", priority=-5, caller=Caller(name="c", best_priority=3)))
-    visits.append(door.knock("free", priority=-5, caller=Caller(name="d")))
+    visits.append(door.knock("says nothing of it", priority=-(2**31), caller=Caller(name="d")))
+    visits.append(door.knock("granted", priority=-5, caller=Caller(name="e", best_priority=-5)))
     await settle()
     for _, leave in visits:
         leave.set()
     await door.admission.wait_idle()
-    assert door.entered == ["a", "free", "b", "clamped"]
+    assert door.entered == ["a", "granted", "b", "says nothing of it", "clamped"]
 
 
 async def test_a_full_queue_still_has_room_for_who_asks_little():
@@ -248,6 +249,27 @@ async def test_a_full_queue_still_has_room_for_who_asks_little():
     await door.admission.wait_idle()
     await light
     assert door.entered == ["a0", "b", "a1", "a2"] or door.entered == ["a0", "a1", "b", "a2"]
+
+
+async def test_a_better_class_does_not_fill_the_queue_either():
+    """A key that may go before others has most of the places to wait; who waits behind it makes no room for more of that."""
+    door = Door(max_waiting=4)
+    first = Caller(name="first", best_priority=-5)
+    heavy = [door.knock(f"a{i}", priority=-5, caller=first) for i in range(3)]
+    await settle()
+    light, leave = door.knock("light", priority=5, caller=Caller(name="b"))
+    others = [door.knock("c", caller=Caller(name="c"))]
+    await settle()
+    assert door.admission.num_waiting == 4
+    again = await refusal(door.knock("a3", priority=-5, caller=first)[0])
+    assert "which is the limit" in again.message
+    equal, equal_leave = door.knock("d", priority=0, caller=Caller(name="d"))
+    assert "a better right" in (await refusal(light)).message, "of equals the worse class makes room"
+    for _, done in (*heavy, *others, (equal, equal_leave)):
+        done.set()
+    leave.set()
+    await door.admission.wait_idle()
+    assert door.entered == ["a0", "a1", "a2", "c", "d"]
 
 
 async def test_a_better_priority_pushes_a_worse_one_out_and_never_the_other_way():
