@@ -60,6 +60,7 @@ env: .venv/ready  ## the environment, pinned by constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt torch==2.13.0
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt --no-deps trl  # only its files are read: chat templates
 	@touch $@
 
 .venv-proto/ready: tools/requirements-proto.txt
