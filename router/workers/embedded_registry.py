@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from contracts.clock import Clock
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
 from router.config import RegistryConfig
+from router.workers.awake import Time
 from router.workers.registry import Change, Worker
 from router.workers.worker_table import WorkerTable
 
@@ -19,7 +19,7 @@ class EmbeddedRegistry:
 
     problem = ""  # it is here as long as the router is
 
-    def __init__(self, config: RegistryConfig, model_name: str, clock: Clock) -> None:
+    def __init__(self, config: RegistryConfig, model_name: str, clock: Time) -> None:
         self._config = config
         self._table = WorkerTable(config, model_name, clock)
 

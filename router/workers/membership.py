@@ -8,18 +8,23 @@ Does not know what else goes over the link.
 
 from __future__ import annotations
 
+import asyncio
+
 from contracts.clock import Clock
 from contracts.worker import WorkerState
 from observability.log import get_logger
 from registry.config import RedisConfig
 from registry.link import RedisLink
 from router.config import RegistryConfig
+from router.upkeep import kept_up
+from router.workers.awake import AwakeTime
 from router.workers.embedded_registry import EmbeddedRegistry
 from router.workers.pools import Pools
 from router.workers.redis_registry import RedisRegistry
 from router.workers.registry import OpenRegistry, Registry
 
 log = get_logger(__name__)
+_AWAKE_TTLS = 0.2  # of a time in which this router did not run, this much counts as silence
 
 
 class Membership:
@@ -31,11 +36,14 @@ class Membership:
         """Raises ConfigError for TLS files of no use."""
         self.link: RedisLink | None = None
         self._shared: RedisRegistry | None = None
+        self._clock = clock
+        self._awake = AwakeTime(clock, _AWAKE_TTLS * config.ttl_s)
+        self._pulse: asyncio.Task[None] | None = None
         if redis is None:
-            self.registry = EmbeddedRegistry(config, model_name, clock)
+            self.registry = EmbeddedRegistry(config, model_name, self._awake)
         else:
             self.link = RedisLink(redis, clock)
-            self.registry = self._shared = RedisRegistry(self.link, config, model_name, clock)
+            self.registry = self._shared = RedisRegistry(self.link, config, model_name, clock, self._awake)
 
     @property
     def num_refused(self) -> int:
@@ -44,12 +52,16 @@ class Membership:
 
     def start(self) -> None:
         """Begin to look for the others. Returns at once, whether or not Redis is there."""
+        self._pulse = asyncio.ensure_future(kept_up("registry time", self._awake.run, self._clock, lambda _: None))
         if self.link is not None and self._shared is not None:
             self.link.start()
             self._shared.start()
 
     async def close(self) -> None:
         """Let go of Redis. Idempotent."""
+        if self._pulse is not None:
+            self._pulse.cancel()
+            await asyncio.wait((self._pulse,))
         if self._shared is not None:
             await self._shared.close()
         if self.link is not None:

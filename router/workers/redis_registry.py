@@ -19,6 +19,7 @@ from registry.client import RedisRegistryClient
 from registry.config import LeaseConfig
 from registry.link import RedisLink
 from router.config import RegistryConfig
+from router.workers.awake import Time
 from router.workers.lookout import Lookout
 from router.workers.registry import Change, Worker
 from router.workers.worker_table import WorkerTable
@@ -29,12 +30,15 @@ log = get_logger(__name__)
 class RedisRegistry:
     """See `router.workers.registry`. Owns its table and, from `start` to `close`, who listens; not the link."""
 
-    def __init__(self, link: RedisLink, config: RegistryConfig, model_name: str, clock: Clock) -> None:
+    def __init__(
+        self, link: RedisLink, config: RegistryConfig, model_name: str, clock: Clock, time: Time | None = None
+    ) -> None:
+        """`time` is what silence is measured by, if not `clock`."""
         self._link = link
         self._config = config
         self._model_name = model_name
         self._client = RedisRegistryClient(link, LeaseConfig(config.ttl_s))
-        self._table = WorkerTable(config, model_name, clock)
+        self._table = WorkerTable(config, model_name, clock if time is None else time)
         self._lookout = Lookout(link, self._table, config, clock)
         self._marks: set[asyncio.Task[None]] = set()
 

@@ -18,7 +18,7 @@ deployment can speak): a farewell is believed of the very life that is known, an
 forged newer life at the worker's own address keeps it out while the forger goes on, and for ttl_s after that. A living worker
 announces itself all the while, and is back with its first word after that.
 
-Does not know how words arrive, nor how a worker is reached or chosen. Pure over the clock.
+Does not know how words arrive, nor how a worker is reached or chosen. Pure over the time that it is given.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from contracts.clock import Clock
 from contracts.errors import LayoutMismatch, Overloaded, StaleEpoch, WorkerIdTaken
 from contracts.kv_layout import check_same_layout
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef, WorkerState
 from observability.log import get_logger
 from router.config import RegistryConfig
+from router.workers.awake import Time
 from router.workers.registry import Change, ChangeKind, Worker
 
 log = get_logger(__name__)
@@ -53,7 +53,7 @@ class _Departed:
 class _Tombstones:
     """Lives that said farewell lately: no late word of theirs is taken."""
 
-    def __init__(self, remembered_s: float, clock: Clock) -> None:
+    def __init__(self, remembered_s: float, clock: Time) -> None:
         self._remembered_s = remembered_s
         self._clock = clock
         self._departed: dict[str, _Departed] = {}
@@ -85,7 +85,7 @@ class _Tombstones:
 class _Standstill:
     """A clock that stands still from `hold` to `resume`; then it is as late as the other again."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Time) -> None:
         self._clock = clock
         self.held_at: float | None = None
 
@@ -97,7 +97,7 @@ class _Standstill:
 class WorkerTable:
     """One router's knowledge of the workers. Called on the event loop only."""
 
-    def __init__(self, config: RegistryConfig, model_name: str, clock: Clock) -> None:
+    def __init__(self, config: RegistryConfig, model_name: str, clock: Time) -> None:
         self._config = config
         self._model_name = model_name
         self._clock = clock

@@ -111,3 +111,25 @@ async def test_what_no_worker_would_say_is_refused_by_field(running, info_change
         await client.announce(replace(info(1, "127.0.0.1:9"), **info_changes), load)
     assert await ready(running) == 0
     await client.close()
+
+
+async def test_a_router_that_is_stopped_for_longer_than_words_are_believed_calls_nobody_lost(tmp_path):
+    """Its event loop is, as a SIGSTOP stops it: what workers said meanwhile is heard afterwards."""
+    async with running_router(router_config(tmp_path, registry=RegistryConfig(ttl_s=0.8))) as running:
+        prefill, decode = await running.cluster.pools(1, 1)
+        changes = []
+        running.router._registry.subscribe(changes.append)
+        decode[0].faults.hold.clear()
+        body = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 4}
+        asked = asyncio.ensure_future(running.http.post("/v1/completions", json=body))
+        async with asyncio.timeout(10):
+            while not decode[0].attached:
+                await asyncio.sleep(0.01)
+        time.sleep(2.0)  # noqa: ASYNC251
+        decode[0].faults.hold.set()
+        answer = await asked
+        assert answer.status_code == 200, answer.text
+        assert (len(prefill[0].seen), len(decode[0].attached), changes) == (1, 1, [])
+        await asyncio.sleep(0.3)
+        assert (await running.http.get("/health")).json()["ready"] == {"prefill": 1, "decode": 1}
+        assert not changes
