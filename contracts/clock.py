@@ -11,6 +11,7 @@ import heapq
 import itertools
 import math
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -25,6 +26,13 @@ class Clock(Protocol):
         """Return after `delay_s` seconds of this clock."""
         ...
 
+    def call_later(self, delay_s: float, ring: Callable[[], object]) -> Callable[[], object]:
+        """Call `ring` once from the running event loop, `delay_s` seconds of this clock from now, never before this returns.
+
+        The result, called, ends that, and may be called at any time. A tenth of what a task that sleeps costs.
+        """
+        ...
+
 
 class MonotonicClock:
     """The machine's monotonic clock."""
@@ -37,6 +45,31 @@ class MonotonicClock:
         """asyncio's sleep."""
         await asyncio.sleep(delay_s)
 
+    def call_later(self, delay_s: float, ring: Callable[[], object]) -> Callable[[], object]:
+        """asyncio's timer."""
+        return asyncio.get_running_loop().call_later(delay_s, ring).cancel
+
+
+class _Timer:
+    """Somebody to be called, among sleepers: has of a future what wakes and ends those."""
+
+    __slots__ = ("_ring",)
+
+    def __init__(self, ring: Callable[[], object]) -> None:
+        self._ring: Callable[[], object] | None = ring
+
+    def done(self) -> bool:
+        return self._ring is None
+
+    def cancel(self) -> None:
+        self._ring = None
+
+    def set_result(self, result: None) -> None:
+        del result
+        ring, self._ring = self._ring, None
+        if ring is not None:
+            ring()
+
 
 class VirtualClock:
     """A clock that moves only when `advance` or `skip` is called; sleepers wake in order of their deadlines."""
@@ -44,7 +77,7 @@ class VirtualClock:
     def __init__(self, start_s: float = 0.0) -> None:
         self._now = start_s
         self._order = itertools.count()
-        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._sleepers: list[tuple[float, int, asyncio.Future[None] | _Timer]] = []
 
     def now(self) -> float:
         """The virtual instant in seconds."""
@@ -58,6 +91,14 @@ class VirtualClock:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._sleepers, (self._now + delay_s, next(self._order), future))
         await future
+
+    def call_later(self, delay_s: float, ring: Callable[[], object]) -> Callable[[], object]:
+        """Call `ring` when `advance` or `skip` has moved the clock past now + `delay_s`."""
+        if delay_s <= 0:
+            return asyncio.get_running_loop().call_soon(ring).cancel
+        timer = _Timer(ring)
+        heapq.heappush(self._sleepers, (self._now + delay_s, next(self._order), timer))
+        return timer.cancel
 
     def skip(self, limit_s: float = math.inf) -> bool:
         """Move on to the next sleeper's instant, at most by `limit_s`, and wake one that is due; False when nobody sleeps.

@@ -40,6 +40,10 @@ class Timeline:
         """See Clock."""
         raise RuntimeError(f"nobody sleeps for {delay_s} s on a timeline: say `after`")
 
+    def call_later(self, delay_s: float, ring: Callable[[], object]) -> Callable[[], object]:
+        """See Clock."""
+        raise RuntimeError(f"what is called in {delay_s} s on a timeline cannot be taken back: say `after`, not {ring}")
+
     def after(self, delay_s: float, act: Callable[[], object]) -> None:
         """Do this in `delay_s` seconds."""
         heapq.heappush(self._due, (self._now + delay_s, next(self._order), act))

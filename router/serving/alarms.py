@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from contracts.clock import Clock
-from contracts.errors import DiptychError
+from contracts.errors import DeadlineExceeded, DiptychError
 from router.halt import Halt
 from router.serving.inbox import Inbox, TimeUp
 
 
 class Alarms:
-    """What ends one attempt from outside and rings in its inbox: timers, and the router's halt. `cancel` silences all."""
+    """What ends one attempt from outside and rings in its inbox: timers, and the router's halt. `cancel` silences all.
+
+    Two are set for every request, so they are timers of the loop and no tasks.
+    """
 
     def __init__(self, clock: Clock, inbox: Inbox, halt: Halt) -> None:
         self._clock = clock
         self._inbox = inbox
-        self._tasks: list[asyncio.Task[None]] = []
-        self._unlisten = halt.listen(lambda reason: inbox.put_nowait(TimeUp(reason)))
+        self._silence: list[Callable[[], object]] = [halt.listen(lambda reason: inbox.put_nowait(TimeUp(reason)))]
 
     def set(self, delay_s: float, error: DiptychError | None) -> Callable[[], object]:
         """Put TimeUp(error) into the inbox after `delay_s`; what silences this one timer comes back."""
-        task = asyncio.ensure_future(self._ring(delay_s, error))
-        self._tasks.append(task)
-        return task.cancel
+        return self._later(delay_s, lambda: self._inbox.put_nowait(TimeUp(error)))
+
+    def deadline(self, delay_s: float) -> None:
+        """After `delay_s` the request's time is over."""
+        self._later(delay_s, lambda: self._inbox.put_nowait(TimeUp(out_of_time())))
 
     def cancel(self) -> None:
         """None of them rings any more."""
-        for task in self._tasks:
-            task.cancel()
-        self._tasks.clear()
-        self._unlisten()
+        for silence in self._silence:
+            silence()
+        self._silence.clear()
 
-    async def _ring(self, delay_s: float, error: DiptychError | None) -> None:
-        await self._clock.sleep(delay_s)
-        self._inbox.put_nowait(TimeUp(error))
+    def _later(self, delay_s: float, ring: Callable[[], object]) -> Callable[[], object]:
+        silence = self._clock.call_later(delay_s, ring)
+        self._silence.append(silence)
+        return silence
+
+
+def out_of_time() -> DeadlineExceeded:
+    """The error of a request whose deadline has come."""
+    return DeadlineExceeded("the request's time ran out")

@@ -23,7 +23,6 @@ from functools import partial
 
 from contracts.clock import Clock
 from contracts.errors import (
-    DeadlineExceeded,
     DiptychError,
     Draining,
     InternalError,
@@ -38,7 +37,7 @@ from router.choosing.choice import Chooser
 from router.choosing.route import Route
 from router.config import RetryConfig
 from router.halt import Halt
-from router.serving.alarms import Alarms
+from router.serving.alarms import Alarms, out_of_time
 from router.serving.inbox import DecodeLost, DecodeTokens, Event, Inbox, PrefillEnded, TimeUp
 from router.serving.progress import Progress, as_exception, may_retry
 from router.serving.retry_budget import RetryBudget
@@ -87,7 +86,7 @@ class Alone:
             num_kv_tokens=request.num_tokens,
         )
         try:
-            alarms.set(self._progress.time_left_s, _deadline())
+            alarms.deadline(self._progress.time_left_s)
             session.generate(request, inbox)
             self._progress.at[WorkerKind.DECODE] = self._decode.ref
             self._progress.departed(Route.COLOCATED)
@@ -104,7 +103,7 @@ class Alone:
                     case DecodeLost(_, error):
                         raise _judged(error, self._decode.ref, self._means, self._progress, claim.trial)
                     case TimeUp(error):
-                        raise error or _deadline()
+                        raise error or out_of_time()
                     case event:
                         raise InternalError(f"{type(event).__name__} came to a request that runs alone")
         finally:
@@ -171,7 +170,7 @@ class HandOver:
         )
         self._prefill_trial = claim.trial
         try:
-            self._alarms.set(self._progress.time_left_s, _deadline())
+            self._alarms.deadline(self._progress.time_left_s)
             self._attach()
             self._leg.start(request, self._target)
             self._progress.at[WorkerKind.PREFILL] = self._prefill.ref
@@ -379,7 +378,3 @@ def _judged(
 def _said_already(error: DiptychError) -> DiptychError:
     """For an error that may end the attempt later: a worker's death is counted once."""
     return Unavailable(error.message) if isinstance(error, WorkerLost) else error
-
-
-def _deadline() -> DiptychError:
-    return DeadlineExceeded("the request's time ran out")

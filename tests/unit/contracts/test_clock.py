@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from contracts.clock import MonotonicClock, VirtualClock, settle
 
 
@@ -77,3 +79,41 @@ async def test_skipping_goes_from_sleeper_to_sleeper():
     assert clock.now() == 3.0
     assert not clock.skip(1.0)
     assert clock.now() == 4.0
+
+
+async def test_who_is_called_later_is_called_at_its_instant_among_sleepers_and_once():
+    clock, called = VirtualClock(), []
+
+    async def sleeper():
+        await clock.sleep(2.0)
+        called.append(("slept", clock.now()))
+
+    task = asyncio.create_task(sleeper())
+    await settle()
+    for delay in (3.0, 1.0, 2.0):
+        clock.call_later(delay, lambda delay=delay: called.append((delay, clock.now())))
+    silenced = clock.call_later(1.5, lambda: called.append("silenced"))
+    silenced()
+    await clock.advance(10.0)
+    await task
+    assert called == [(1.0, 1.0), ("slept", 2.0), (2.0, 2.0), (3.0, 3.0)]
+    silenced()
+
+
+async def test_skipping_calls_who_is_due_and_passes_by_who_was_silenced():
+    clock, called = VirtualClock(), []
+    clock.call_later(1.0, lambda: called.append(1))()
+    clock.call_later(2.0, lambda: called.append(2))
+    assert clock.skip()
+    assert (called, clock.now()) == ([2], 2.0)
+    assert not clock.skip()
+
+
+@pytest.mark.parametrize("clock", [VirtualClock(), MonotonicClock()])
+async def test_at_once_is_the_next_turn_on_both_clocks(clock):
+    called = []
+    clock.call_later(0, lambda: called.append("rung"))
+    clock.call_later(0, lambda: called.append("silenced"))()
+    assert called == []
+    await settle()
+    assert called == ["rung"]
