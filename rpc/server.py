@@ -16,6 +16,7 @@ import socket
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -38,6 +39,7 @@ _Unary = Callable[[_Req, _Context[_Req, _Resp]], Awaitable[_Resp]]
 _Stream = Callable[[_Req, _Context[_Req, _Resp]], AsyncGenerator[_Resp, None]]
 _Sink = Callable[[_Req, _Context[_Req, _Resp]], Awaitable[None]]
 _PENDING_CALLS = 20_000
+_HANDLERS = 64  # that are kept ready; more than the services of one server have
 _WILDCARDS = ("0.0.0.0", "::", "[::]", "")
 
 
@@ -183,7 +185,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """
 
     def __init__(self, stall_s: float) -> None:
-        self._stall_s = stall_s
+        # A service's handlers are the same at each call; those that refuse a call are made for it, so there is a bound.
+        self._wrapped = lru_cache(maxsize=_HANDLERS)(partial(_wrapped, stall_s=stall_s))
 
     async def intercept_service(
         self,
@@ -192,7 +195,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     ) -> grpc.RpcMethodHandler[_Req, _Resp] | None:
         """gRPC's hook: wraps the handler that will serve this call; None is gRPC's way of saying UNIMPLEMENTED."""
         handler = await continuation(handler_call_details)
-        return None if handler is None else _wrapped(handler, str(handler_call_details.method), self._stall_s)
+        return None if handler is None else self._wrapped(handler, handler_call_details.method)
 
 
 def _wrapped(

@@ -16,7 +16,7 @@ from contracts.errors import ConfigError, InternalError, InvalidRequest, WorkerL
 from contracts.pb.diptych.v1 import prefill_pb2, prefill_pb2_grpc, registry_pb2, registry_pb2_grpc
 from rpc.channel import open_channel, wait_connected
 from rpc.errors import from_rpc_error
-from rpc.server import RpcServer, ServerConfig, _StallWatch, has_port, join_address
+from rpc.server import ErrorInterceptor, RpcServer, ServerConfig, _StallWatch, has_port, join_address
 
 NAMES = ("diptych.v1.Registry", "diptych.v1.Prefill")
 
@@ -169,6 +169,29 @@ async def closes_when(end: Callable[[grpc.aio.StreamStreamCall], object], first:
         await call.read()
         end(call)
         await asyncio.wait_for(prefill.closed.wait(), 10)
+
+
+async def test_a_method_is_made_ready_once_and_a_refusal_that_takes_its_place_is_another() -> None:
+    """An interceptor behind this one may answer instead of the service, from one call to the next."""
+    servicer = Registry()
+    served, refused = (
+        grpc.unary_unary_rpc_method_handler(behaviour) for behaviour in (servicer.Announce, servicer.Leave)
+    )
+    interceptor, ready = ErrorInterceptor(1.0), []
+    for handler in (served, served, refused, served):
+
+        async def continuation(details: object, handler: object = handler) -> object:
+            return handler
+
+        ready.append(await interceptor.intercept_service(continuation, _Details("/diptych.v1.Registry/Announce")))
+    assert ready[0] is ready[1] is ready[3]
+    assert ready[2] is not ready[0]
+
+
+class _Details(grpc.HandlerCallDetails):
+    def __init__(self, method: str) -> None:
+        self.method = method
+        self.invocation_metadata = ()
 
 
 async def test_a_client_that_leaves_while_the_stream_waits_closes_it() -> None:
