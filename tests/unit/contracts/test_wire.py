@@ -154,7 +154,7 @@ def test_an_answer_of_another_life_or_worker_is_not_believed(whose):
 
 
 def test_worker_messages_round_trip():
-    info = WorkerInfo(P, WorkerKind.PREFILL, "h:1", "m", LAYOUT, ("shm", "tcp"), 128, 64, 2048)
+    info = WorkerInfo(P, WorkerKind.PREFILL, "h:1", "m", LAYOUT, ("shm", "tcp"), 128, 64, 2048, 16)
     assert wire_handoff.worker_info_from_pb(wire_handoff.worker_info_to_pb(info)) == info
     load = WorkerLoad(WorkerState.STALLED, 1, 2, 3, 0.5, 0.02, 900.0)
     assert wire_handoff.worker_load_from_pb(wire_handoff.worker_load_to_pb(load)) == load
