@@ -230,7 +230,7 @@ class _Unary(_Call):
         handler = await self.target.handler(self.codec.path)
         if not self.target.alive:
             raise unavailable("connection lost")
-        answer = await handler.unary_unary(self.codec.encode(request), Context(lambda message: None))
+        answer = await handler.stream_unary(None, Context(lambda message: None, self.codec.encode(request)))
         if self.codec.name == "Reserve" and answer.HasField("grant"):
             self.network.keys.update({window.key: ids_of(request) for window in answer.grant.windows})
         return handler.response_serializer(answer)

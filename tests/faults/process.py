@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import grpc
 from grpc.aio import Metadata
 
-from rpc.server import ErrorInterceptor
+from rpc.calls import ErrorInterceptor
 
 
 class Process:
@@ -48,8 +48,13 @@ class Aborted(Exception):
 class Context:
     """As much of a ServicerContext as our servicers and the interceptor use."""
 
-    def __init__(self, write: Callable[[object], None]) -> None:
+    def __init__(self, write: Callable[[object], None], request: bytes | None = None) -> None:
+        """`request` is the one message of a call that has one."""
         self._write = write
+        self._request = request
+
+    async def read(self) -> bytes | None:
+        return self._request
 
     async def write(self, message) -> None:
         self._write(message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import grpc
 import pytest
@@ -14,9 +14,10 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from contracts.errors import ConfigError, InternalError, InvalidRequest, WorkerLost
 from contracts.pb.diptych.v1 import prefill_pb2, prefill_pb2_grpc, registry_pb2, registry_pb2_grpc
+from rpc.calls import ErrorInterceptor, Silent, StallWatch
 from rpc.channel import open_channel, wait_connected
 from rpc.errors import from_rpc_error
-from rpc.server import ErrorInterceptor, RpcServer, ServerConfig, _StallWatch, has_port, join_address
+from rpc.server import RpcServer, ServerConfig, has_port, join_address
 
 NAMES = ("diptych.v1.Registry", "diptych.v1.Prefill")
 
@@ -95,7 +96,7 @@ async def test_a_bug_is_internal_and_logged_with_its_traceback(caplog: pytest.Lo
     back = await announce_error(KeyError("secret"))
     assert isinstance(back, InternalError)
     assert "secret" not in back.message
-    record = next(r for r in caplog.records if r.name == "rpc.server")
+    record = next(r for r in caplog.records if r.name == "rpc.calls")
     assert record.exc_info is not None
     assert record.exc_info[0] is KeyError
 
@@ -150,7 +151,7 @@ async def test_a_caller_that_does_not_read_loses_the_call_and_is_told_so_when_it
 
 async def test_messages_of_a_stream_share_one_timer_and_leave_none() -> None:
     """A timer for each cost more than all the rest that is done for a message."""
-    watch, timers = _StallWatch(60.0), []
+    watch, timers = StallWatch(60.0), []
     async with watch.limit:
         for _ in range(100):
             watch.writing()
@@ -300,33 +301,118 @@ async def test_a_method_that_a_service_does_not_have_is_no_fault_of_ours(caplog)
     assert "call failed" not in caplog.text
 
 
-class SlowHealth:
-    """A health table whose entries take turns to write, as the real one's may; one kind of them many."""
-
-    def __init__(self, slow: int) -> None:
-        self.says: dict[str, int] = {}
-        self._slow = slow
-
-    async def set(self, name: str, status: int) -> None:
-        for _ in range(9 if status == self._slow else 1):
-            await asyncio.sleep(0)
-        self.says[name] = status
+ANNOUNCE = "/diptych.v1.Registry/Announce"
+RUN = "/diptych.v1.Prefill/Run"
+REFLECT = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+LIST = reflection_pb2.ServerReflectionRequest(list_services="")
 
 
-@pytest.mark.parametrize("last", [True, False])
-async def test_two_who_say_different_things_at_once_leave_no_mixture(last: bool) -> None:
-    server = RpcServer(ServerConfig(), ("a", "b", "c"))
-    health = server._health = SlowHealth(slow=2 if last else 1)  # type: ignore[assignment]
-    first = asyncio.ensure_future(server.set_serving(not last))
+async def ended(call: grpc.aio.Call) -> tuple[grpc.StatusCode, str]:
+    async with asyncio.timeout(10):
+        return await call.code(), str(await call.details())
+
+
+@pytest.mark.parametrize("method", [ANNOUNCE, "/grpc.health.v1.Health/Watch", RUN, REFLECT])
+async def test_a_call_whose_message_does_not_come_is_ended(method: str) -> None:
+    """Its caller stays, and answers pings: nothing but time tells."""
+    async with serving(prefill=Echo(), config=ServerConfig(stall_s=0.2)) as (_, channel):
+        code, details = await ended(channel.stream_stream(method)())
+    assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "no message came within 0.2 s" in details
+
+
+async def test_our_streams_may_pause_after_their_first_message_and_strangers_may_not() -> None:
+    async with serving(prefill=Echo(), config=ServerConfig(stall_s=0.1)) as (_, channel):
+        ours, theirs = channel.stream_stream(RUN)(), channel.stream_stream(REFLECT)()
+        await ours.write(b"")
+        await theirs.write(LIST.SerializeToString())
+        await theirs.read()
+        assert (await ended(theirs))[0] is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert not ours.done()
+        ours.cancel()
+
+
+@pytest.mark.parametrize("method", [ANNOUNCE, "/grpc.health.v1.Health/Watch"])
+async def test_a_call_that_ends_without_its_message_is_told_what_is_missing(method: str) -> None:
+    async with serving() as (_, channel):
+        call = channel.stream_stream(method)()
+        await call.done_writing()
+        code, details = await ended(call)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "message" in details
+
+
+async def test_of_a_crowd_that_says_nothing_the_oldest_goes_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rpc.calls._CROWD", 3)
+    monkeypatch.setattr("rpc.calls._CROWD_PATIENCE", 0.0)
+    silent, never, order = Silent(60.0), asyncio.Event(), list[int]()
+
+    async def call(number: int) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None) as limit:
+                await silent.heard(never.wait(), limit)
+        order.append(number)
+
+    calls = []
+    for number in range(5):
+        calls.append(asyncio.ensure_future(call(number)))
+        await asyncio.sleep(0)
+    await asyncio.wait(calls[:2], timeout=10)
+    assert order == [0, 1]
+    assert len(silent) == 3
+    never.set()
+    await asyncio.gather(*calls)
+    assert len(silent) == 0
+
+
+async def test_one_timer_ends_whoever_is_silent_each_in_its_time() -> None:
+    silent, since = Silent(0.05), asyncio.get_running_loop().time
+
+    async def call() -> float:
+        began = since()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None) as limit:
+                await silent.heard(asyncio.Event().wait(), limit)
+        return since() - began
+
+    calls = []
     for _ in range(3):
-        await asyncio.sleep(0)
-    await asyncio.gather(first, server.set_serving(last))
-    assert set(health.says.values()) == {1 if last else 2}
-    assert server.serving is last
-    broken = asyncio.ensure_future(server.set_serving(not last))
-    for _ in range(24):
-        await asyncio.sleep(0)
-    broken.cancel()
-    await asyncio.wait((broken,))
-    await server.set_serving(last)
-    assert set(health.says.values()) == {1 if last else 2}, "after one that was cancelled half way"
+        calls.append(asyncio.ensure_future(call()))
+        await asyncio.sleep(0.01)
+    async with asyncio.timeout(10):
+        assert min(await asyncio.gather(*calls)) >= 0.05
+
+
+async def test_who_watches_health_and_does_not_read_holds_nobody_up() -> None:
+    """gRPC's own servicer kept its lock while it wrote to him: the server could say nothing more, nor stop."""
+    async with serving(config=ServerConfig(stall_s=60.0)) as (server, channel):
+        watch = server._health.Watch(health_pb2.HealthCheckRequest(), None)  # type: ignore[arg-type]
+        await anext(watch)  # and never again
+        stub = health_pb2_grpc.HealthStub(channel)
+        heard = stub.Watch(health_pb2.HealthCheckRequest(service=NAMES[0]))
+        for serving_now in (False, True, False):
+            await server.set_serving(serving_now)
+            assert ((await heard.read()).status == health_pb2.HealthCheckResponse.SERVING) is serving_now
+        await watch.aclose()
+        unknown = stub.Watch(health_pb2.HealthCheckRequest(service="who"))
+        assert (await unknown.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        with pytest.raises(grpc.aio.AioRpcError, match="NOT_FOUND"):
+            await stub.Check(health_pb2.HealthCheckRequest(service="who"))
+        heard.cancel()
+        unknown.cancel()
+
+
+async def test_watches_of_health_are_bounded_and_those_that_end_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rpc.health.MAX_WATCHES", 2)
+    async with serving() as (_, channel):
+        stub = health_pb2_grpc.HealthStub(channel)
+        watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
+        for watch in watches:
+            await watch.read()
+        refused = stub.Watch(health_pb2.HealthCheckRequest())
+        assert (await ended(refused))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        watches[0].cancel()
+        async with asyncio.timeout(10):
+            while (await stub.Watch(health_pb2.HealthCheckRequest()).read()) is grpc.aio.EOF:
+                await asyncio.sleep(0.01)
+        watches[1].cancel()
