@@ -200,11 +200,12 @@ def router_argv(config: ClusterConfig, http: KeptPort, front: KeptPort) -> tuple
 
 def _door_argv(door: DoorOptions) -> list[str]:
     admission, limits = door.admission, door.limits
-    argv = ["--max-running", str(admission.max_running), "--max-waiting", str(admission.max_waiting)]
+    argv = ["--max-waiting", str(admission.max_waiting)]
     argv += ["--max-body", str(door.max_body_bytes), "--request-timeout", str(door.request_timeout_s)]
     argv += ["--tool-call-parser", door.chat.tool_call_parser]
     argv += ["--trust-request-chat-template"] if door.chat.trust_request_chat_template else []
     for flag, value in (
+        ("--max-running", admission.max_running),
         ("--max-waiting-tokens", admission.max_waiting_tokens),
         ("--max-wait", admission.max_wait_s),
         ("--requests-per-minute", limits.requests_per_minute),

@@ -349,6 +349,7 @@ def worker_info_to_pb(info: WorkerInfo) -> registry_pb2.WorkerInfo:
         max_model_len=info.max_model_len,
         num_blocks=info.num_blocks,
         max_num_batched_tokens=info.max_num_batched_tokens,
+        max_num_seqs=info.max_num_seqs,
     )
 
 
@@ -372,6 +373,7 @@ def worker_info_from_pb(message: registry_pb2.WorkerInfo) -> WorkerInfo:
         max_model_len=message.max_model_len,
         num_blocks=message.num_blocks,
         max_num_batched_tokens=message.max_num_batched_tokens,
+        max_num_seqs=message.max_num_seqs,
     )
 
 

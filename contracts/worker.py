@@ -67,6 +67,7 @@ class WorkerInfo:
     max_model_len: int  # tokens
     num_blocks: int  # size of its KV pool
     max_num_batched_tokens: int = 0  # tokens of one step at most; 0 where it is not said
+    max_num_seqs: int = 0  # requests of one step at most; 0 where it is not said
 
 
 @dataclass(frozen=True, slots=True)

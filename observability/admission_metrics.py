@@ -43,6 +43,12 @@ class AdmissionSeries:
             "diptych_queue_wait_seconds", "About how long the queue needs to empty", registry=self._registry
         ).set_function(wait_s)
 
+    def watch_places(self, places: Callable[[], float]) -> None:
+        """Ask at each scrape how many answers may be made at once."""
+        Gauge(
+            "diptych_admission_places", "Answers that may be made at once; more wait", registry=self._registry
+        ).set_function(places)
+
     def shed(self, reason: str) -> None:
         """A request was refused because of the queue."""
         self._shed.labels(reason).inc()

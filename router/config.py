@@ -80,15 +80,16 @@ class AdmissionConfig:
     """How many answers are made at once (a request of `n` counts n), and how many requests may wait besides; over both a
     client gets 429.
 
-    `max_waiting_tokens` bounds those that wait by about what prompts and answers take together, `max_wait_s` by how long a
-    newcomer would wait; None bounds neither. Who is sent away is told to come back after at most `max_retry_after_s`. One
+    `max_running` None follows what the ready decode workers say that they run at once (`router.admission.capacity`).
+    `max_waiting_tokens` bounds those that wait by about what prompts and answers take together, `max_wait_s` by how long
+    they wait or would; None bounds neither. Who is sent away is told to come back after at most `max_retry_after_s`. One
     turn in `ageing_turn` goes to a worse priority that has waited for more than `ageing_s`.
     """
 
-    max_running: int = 256
+    max_running: int | None = None
     max_waiting: int = 1024
     max_waiting_tokens: int | None = None
-    max_wait_s: float | None = None
+    max_wait_s: float | None = 30.0
     max_retry_after_s: float = 60.0
     ageing_s: float = 10.0
     ageing_turn: int = 8
@@ -282,7 +283,7 @@ class RouterConfig:
             "http.max_body_bytes": self.http.max_body_bytes,
             "http.stall_s": self.http.stall_s,
             "http.max_connections": self.http.max_connections,
-            "admission.max_running": self.admission.max_running,
+            "admission.max_running": 1 if self.admission.max_running is None else self.admission.max_running,
             "admission.ageing_turn": self.admission.ageing_turn,
             "limits.burst_s": self.limits.burst_s,
             "registry.ttl_s": self.registry.ttl_s,

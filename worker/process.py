@@ -177,6 +177,7 @@ def _info(config: WorkerConfig, where: tuple[WorkerKind, str], side: Side, runne
         max_model_len=runner.max_model_len,
         num_blocks=runner.num_blocks,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_num_seqs=config.scheduler.max_num_seqs,
     )
 
 

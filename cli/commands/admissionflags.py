@@ -16,10 +16,10 @@ _DEFAULTS = AdmissionConfig()
 class AdmissionFlags(TypedDict):
     """What click hands over, checked by the options below."""
 
-    max_running: int
+    max_running: int | None
     max_waiting: int
     max_waiting_tokens: int | None
-    max_wait: float | None
+    max_wait: float
     requests_per_minute: int | None
     tokens_per_minute: int | None
     max_body: int
@@ -32,9 +32,8 @@ ADMISSION_OPTIONS = (
         section="Admission",
         type=flags.POSITIVE,
         metavar="ANSWERS",
-        default=_DEFAULTS.max_running,
-        help="Answers that are made at once; a request of n counts n. "
-        "Near what the workers run at once, nobody waits unfairly in theirs.",
+        help="Answers that are made at once; a request of n counts n. Of more than workers run at once some wait in theirs, "
+        "in order of arrival. [default: what the ready decode workers run at once, and a quarter more]",
     ),
     option(
         "--max-waiting",
@@ -56,7 +55,8 @@ ADMISSION_OPTIONS = (
         section="Admission",
         type=SECONDS,
         metavar="SECONDS",
-        help="Who would wait longer gets 429 at once. [default: the request's own time]",
+        default=_DEFAULTS.max_wait_s,
+        help="Longest that a request waits to be let in; who would wait longer gets 429 at once.",
     ),
     option(
         "--requests-per-minute",

@@ -1,9 +1,9 @@
 """The outermost layer: how many requests run at once, how many wait, who is next, and when a client is told to come back.
 
-    permit() ──▶ running                       while there is room within max_running
+    permit() ──▶ running                       while there is a place: max_running, or what `resize` said last
              ──▶ waiting ──▶ running           in the order of `router.admission.fair_queue`: class, then a fair share per caller
              │      ├──▶ DeadlineExceeded      its time ran out in the queue
-             │      └──▶ Overloaded            pushed out by one with a better right to wait
+             │      └──▶ Overloaded            pushed out by one with a better right to wait; or it waited for max_wait_s
              ──▶ Overloaded(retry_after_s)     the queue is full; or the wait would be longer than max_wait_s; or, with its
              │                                 own answer, than the time that the request has left
              ──▶ Unavailable                   after close(); those who wait already: after halt()
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 from contracts.clock import Clock
 from contracts.errors import DeadlineExceeded, DiptychError, Unavailable
+from router.admission.capacity import FIRST_PLACES
 from router.admission.fair_queue import FairQueue, QueueConfig, Waiting
 from router.admission.service_rate import ServiceRate
 from router.admission.shedding import Shedding
@@ -64,8 +65,9 @@ class Permit:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Turn(Waiting):
-    places: int
+    num_answers: int
     given: asyncio.Future[None]
+    places: int = 0  # that it holds; none while it waits
     queued: bool = False
 
 
@@ -76,7 +78,8 @@ class Admission:
         self._config = config
         self._clock = clock
         self._queue: FairQueue[_Turn] = FairQueue(QueueConfig(config.ageing_s, config.ageing_turn))
-        self._rate = ServiceRate(config.max_running)
+        self._places = config.max_running or FIRST_PLACES
+        self._rate = ServiceRate(self._places)
         self._shedding = Shedding(config, clock, self._rate, on_shed)
         self._num_running = 0
         self._closed = False
@@ -97,6 +100,20 @@ class Admission:
     def backlog(self) -> Backlog:
         """What they are for."""
         return Backlog(self._queue.cost, self._rate.wait_s(self._queue.cost))
+
+    @property
+    def num_places(self) -> int:
+        """Answers that may be made at once."""
+        return self._places
+
+    def resize(self, places: int) -> None:
+        """So many answers may be made at once from now on, unless the configuration says how many; 0 says nothing. Where more
+        run than that, they go on to their end.
+        """
+        if self._config.max_running is None and places not in (0, self._places):
+            self._places = places
+            self._rate.resize(places)
+            self._let_in()
 
     @property
     def closed(self) -> bool:
@@ -128,11 +145,11 @@ class Admission:
             priority=demand.class_,
             cost=max(1.0, demand.tokens),
             since=self._clock.now(),
-            places=min(demand.num_answers, self._config.max_running),
+            num_answers=demand.num_answers,
             given=asyncio.get_running_loop().create_future(),
         )
-        if not self._queue and self._num_running + turn.places <= self._config.max_running:
-            self._take(turn.places)
+        if not self._queue and self._fits(turn):
+            self._seat(turn)
         else:
             await self._wait(turn, demand.deadline)
         since, permit, said = self._clock.now(), Permit(), None
@@ -145,7 +162,8 @@ class Admission:
             self._take(-turn.places)
 
     async def _wait(self, turn: _Turn, deadline: float) -> None:
-        self._shedding.check(turn, turn.places, self._queue.ahead_of(turn), deadline)
+        places = min(turn.num_answers, self._places)
+        self._shedding.check(turn, places, self._queue.ahead_of(turn), deadline)
         self._make_room(turn)
         self._queue.push(turn)
         turn.queued = True
@@ -175,11 +193,19 @@ class Admission:
             self._withdraw(victim, self._shedding.overloaded("pushed_out", words, victim, drained_s))
 
     async def _expire(self, turn: _Turn, deadline: float) -> None:
-        await self._clock.sleep(deadline - self._clock.now())
-        if not turn.given.done():
-            waited_s = self._clock.now() - turn.since
+        limit_s = self._config.max_wait_s
+        last = deadline if limit_s is None else min(deadline, turn.since + limit_s)
+        await self._clock.sleep(last - self._clock.now())
+        if turn.given.done():
+            return
+        waited_s = self._clock.now() - turn.since
+        if last < deadline:
+            words = f"it has waited for {waited_s:.1f} s, and {limit_s:g} s is the limit"
+            self._withdraw(turn, self._shedding.overloaded("wait", words, turn, self._rate.wait_s(self._queue.cost)))
+        else:
             said = f"the request's time ran out after {waited_s:.1f} s in which it waited to be let in"
             self._withdraw(turn, DeadlineExceeded(said))
+        self._let_in()  # it may have been the first, and too large for the room that those behind it fit
 
     def _withdraw(self, turn: _Turn, reason: DiptychError | None = None) -> None:
         """It waits no longer, and hears `reason` unless its client has left."""
@@ -207,9 +233,16 @@ class Admission:
             if turn.given.done():  # its client has left
                 self._withdraw(turn)
                 continue
-            if self._num_running + turn.places > self._config.max_running:
+            if not self._fits(turn):
                 return
             self._queue.pop(now)
             turn.queued = False
-            self._take(turn.places)
+            self._seat(turn)
             turn.given.set_result(None)
+
+    def _fits(self, turn: _Turn) -> bool:
+        return self._num_running + min(turn.num_answers, self._places) <= self._places
+
+    def _seat(self, turn: _Turn) -> None:
+        turn.places = min(turn.num_answers, self._places)
+        self._take(turn.places)

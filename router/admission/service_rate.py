@@ -17,13 +17,17 @@ class ServiceRate:
     """What a token costs in place seconds, and how many tokens come of one that was said."""
 
     def __init__(self, places: int) -> None:
-        self._places = places
-        self._kept = 1 - 1 / max(_LEAST_KEPT, places)
+        self.resize(places)
         self._place_s = 0.0
         self._tokens = 0.0
         self._said = 0.0
         self._taken = 0.0
         self._samples = 0
+
+    def resize(self, places: int) -> None:
+        """There are so many places from now on."""
+        self._places = places
+        self._kept = 1 - 1 / max(_LEAST_KEPT, places)
 
     def ended(self, tokens: float, place_s: float, said: float | None) -> None:
         """A request has held places for `place_s` (places * seconds), and `tokens` came of it. `said` is what it had said that

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -26,6 +27,7 @@ async def served(tmp_path, setup, config=None):
             for worker in pool:
                 layout = setup.real.layout if setup.real else setup.model.layout
                 info = WorkerInfo(worker.ref, kind, worker.address, MODEL, layout, (setup.connector,), 512, 128)
+                info = replace(info, max_num_seqs=setup.scheduler.max_num_seqs)
                 client = GrpcRegistryClient(running.target)
                 announcer = Announcer(
                     client, info, worker.worker.load, MonotonicClock(), AnnounceConfig(interval_s=0.1)

@@ -25,7 +25,9 @@ TICK_S = 0.05
 
 @dataclass
 class Load:
-    """`spread` 0 makes all answers alike. All have the same time, or in times of what each takes when it is alone."""
+    """`spread` 0 makes all answers alike. All have the same time, or in times of what each takes when it is alone. Who does not
+    say its time is let wait for as long as anybody is; it counts all the same.
+    """
 
     name: str
     mean_tokens: float = 100.0
@@ -34,6 +36,7 @@ class Load:
     patience: float | None = None
     says_more: bool = False  # max_tokens are a guess: up to four times what is needed
     returns: bool = False  # who was sent away comes back when told, once
+    says_time: bool = True
 
     def tokens(self, chance):
         return max(5.0, self.mean_tokens * chance.lognormvariate(-(self.spread**2) / 2, self.spread))
@@ -92,7 +95,8 @@ class Visit:
         self.priorities = {}  # that requests of a caller ask for; 0 where it is not said
 
     async def one(self, tokens, outcome, caller=ANYBODY, again=True):
-        deadline = self.clock.now() + self.load.limit_s(tokens)
+        due = self.clock.now() + self.load.limit_s(tokens)
+        deadline = due if self.load.says_time else self.clock.now() + 600.0
         said = tokens * (self.chance.uniform(1.0, 4.0) if self.load.says_more else 1.0)
         demand = Demand(deadline=deadline, tokens=said, caller=caller, priority=self.priorities.get(caller.name, 0))
         try:
@@ -108,6 +112,9 @@ class Visit:
         except Late:
             outcome.late += 1
         else:
+            if self.clock.now() > due:
+                outcome.late += 1
+                return
             outcome.in_time += 1
             outcome.useful_tokens += tokens
 
@@ -139,6 +146,7 @@ def offered(config, load, factor):
 
 
 CASES = [
+    Load("says no time, as OpenAI's clients", spread=0.5, time_s=40.0, says_time=False),
     Load("alike"),
     Load("unlike", spread=1.0, time_s=10.0),
     Load("unlike and as patient as they are large", spread=1.0, patience=5.0),

@@ -1,14 +1,21 @@
 """Permits are given once, in order, within bounds, and come back however a request ends."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from contracts.clock import VirtualClock, settle
 from contracts.errors import DeadlineExceeded, Overloaded, Unavailable
+from contracts.kv_layout import KVLayout
+from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
+from router.admission.capacity import FIRST_PLACES, places_for
 from router.admission.permits import Admission, Demand
 from router.caller import ANYBODY, Caller
 from router.config import AdmissionConfig
+
+
+LAYOUT = KVLayout("m", "float16", num_layers=1, num_kv_heads=1, head_size=64, block_size=16)
 
 
 class Door:
@@ -195,6 +202,46 @@ async def test_a_better_priority_does_not_wait_for_a_large_request_that_has_no_r
     assert door.entered == ["a", "urgent", "large"]
 
 
+async def test_places_follow_what_the_workers_run():
+    door = Door(max_running=None, max_waiting=20)
+    assert door.admission.num_places == FIRST_PLACES
+    door.admission.resize(2)
+    visits = {name: door.knock(name) for name in "abcd"}
+    large = door.knock("large", num_answers=7)
+    await settle()
+    assert door.entered == ["a", "b"]
+    door.admission.resize(3)
+    await settle()
+    assert door.entered == ["a", "b", "c"], "room that comes is used at once"
+    door.admission.resize(2)
+    door.admission.resize(0)
+    visits["a"][1].set()
+    await settle()
+    assert (door.admission.num_running, door.entered) == (2, ["a", "b", "c"]), "more ran than now may"
+    for name in "bcd":
+        visits[name][1].set()
+        await settle()
+    assert (door.admission.num_running, door.entered[-1]) == (2, "large"), "as many as there are, not as there were"
+    door.admission.resize(5)
+    small, leave = door.knock("small")
+    await settle()
+    assert (door.admission.num_running, door.entered[-1]) == (3, "small")
+    for done in (large[1], leave):
+        done.set()
+    await door.admission.wait_idle()
+    await small
+    set_by_hand = Door(max_running=7).admission
+    set_by_hand.resize(9)
+    assert set_by_hand.num_places == 7
+
+
+def test_the_places_of_workers_are_a_quarter_more_than_they_run_at_once():
+    info = WorkerInfo(WorkerRef("a", 1), WorkerKind.DECODE, "h:1", "m", LAYOUT, ("local",), 1024, 64, max_num_seqs=8)
+    assert places_for([info, replace(info, max_num_seqs=1)]) == 10 + 2
+    assert places_for([]) == 0
+    assert places_for([replace(info, max_num_seqs=0)]) == 256, "one that does not say it"
+
+
 async def refusal(visit):
     with pytest.raises(Overloaded) as caught:
         await visit
@@ -332,6 +379,24 @@ async def test_a_longer_wait_than_the_limit_is_refused():
     assert error.retry_after_s == pytest.approx(5.0)
     for _, leave in visits:
         leave.set()
+    await door.admission.wait_idle()
+
+
+async def test_nobody_waits_longer_than_the_limit_whatever_was_expected():
+    """Nothing is known yet of what requests take, so that all are let wait; who has a shorter time hears that it ran out."""
+    door = Door(max_running=1, max_waiting=9, max_wait_s=15.0)
+    _, leave = door.knock("runs for ever")
+    late, _ = door.knock("late", deadline=14.0)
+    waits, _ = door.knock("waits", num_answers=5)
+    await settle()
+    await door.clock.advance(14.5)
+    with pytest.raises(DeadlineExceeded):
+        await late
+    assert not waits.done()
+    await door.clock.advance(1.0)
+    assert "waited for 15.0 s, and 15 s is the limit" in (await refusal(waits)).message
+    assert (door.shed, door.admission.num_waiting) == (["wait"], 0)
+    leave.set()
     await door.admission.wait_idle()
 
 

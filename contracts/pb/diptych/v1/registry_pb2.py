@@ -25,29 +25,29 @@ _sym_db = _symbol_database.Default()
 from contracts.pb.diptych.v1 import types_pb2 as diptych_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64iptych/v1/registry.proto\x12\ndiptych.v1\x1a\x16\x64iptych/v1/types.proto\"\x80\x02\n\nWorkerInfo\x12\"\n\x03ref\x18\x01 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12$\n\x04kind\x18\x02 \x01(\x0e\x32\x16.diptych.v1.WorkerKind\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x12\n\nmodel_name\x18\x04 \x01(\t\x12$\n\x06layout\x18\x05 \x01(\x0b\x32\x14.diptych.v1.KVLayout\x12\x12\n\nconnectors\x18\x06 \x03(\t\x12\x15\n\rmax_model_len\x18\x07 \x01(\r\x12\x12\n\nnum_blocks\x18\x08 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\t \x01(\r\"\xc0\x01\n\nWorkerLoad\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.diptych.v1.WorkerState\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x13\n\x0bnum_running\x18\x03 \x01(\r\x12\x19\n\x11num_queued_tokens\x18\x04 \x01(\x04\x12\x10\n\x08kv_usage\x18\x05 \x01(\x01\x12\x15\n\rdecode_step_s\x18\x06 \x01(\x01\x12\x1c\n\x14prefill_tokens_per_s\x18\x07 \x01(\x01\"]\n\x0f\x41nnounceRequest\x12$\n\x04info\x18\x01 \x01(\x0b\x32\x16.diptych.v1.WorkerInfo\x12$\n\x04load\x18\x02 \x01(\x0b\x32\x16.diptych.v1.WorkerLoad\"!\n\x10\x41nnounceResponse\x12\r\n\x05ttl_s\x18\x01 \x01(\x01\"2\n\x0cLeaveRequest\x12\"\n\x03ref\x18\x01 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\"#\n\rLeaveResponse\x12\x12\n\nnum_others\x18\x01 \x01(\r*Z\n\nWorkerKind\x12\x1b\n\x17WORKER_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_KIND_PREFILL\x10\x01\x12\x16\n\x12WORKER_KIND_DECODE\x10\x02*\x93\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_STATE_STARTING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x12\x18\n\x14WORKER_STATE_STALLED\x10\x04\x32\x8f\x01\n\x08Registry\x12\x45\n\x08\x41nnounce\x12\x1b.diptych.v1.AnnounceRequest\x1a\x1c.diptych.v1.AnnounceResponse\x12<\n\x05Leave\x12\x18.diptych.v1.LeaveRequest\x1a\x19.diptych.v1.LeaveResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64iptych/v1/registry.proto\x12\ndiptych.v1\x1a\x16\x64iptych/v1/types.proto\"\x96\x02\n\nWorkerInfo\x12\"\n\x03ref\x18\x01 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12$\n\x04kind\x18\x02 \x01(\x0e\x32\x16.diptych.v1.WorkerKind\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x12\n\nmodel_name\x18\x04 \x01(\t\x12$\n\x06layout\x18\x05 \x01(\x0b\x32\x14.diptych.v1.KVLayout\x12\x12\n\nconnectors\x18\x06 \x03(\t\x12\x15\n\rmax_model_len\x18\x07 \x01(\r\x12\x12\n\nnum_blocks\x18\x08 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\t \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\n \x01(\r\"\xc0\x01\n\nWorkerLoad\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.diptych.v1.WorkerState\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x13\n\x0bnum_running\x18\x03 \x01(\r\x12\x19\n\x11num_queued_tokens\x18\x04 \x01(\x04\x12\x10\n\x08kv_usage\x18\x05 \x01(\x01\x12\x15\n\rdecode_step_s\x18\x06 \x01(\x01\x12\x1c\n\x14prefill_tokens_per_s\x18\x07 \x01(\x01\"]\n\x0f\x41nnounceRequest\x12$\n\x04info\x18\x01 \x01(\x0b\x32\x16.diptych.v1.WorkerInfo\x12$\n\x04load\x18\x02 \x01(\x0b\x32\x16.diptych.v1.WorkerLoad\"!\n\x10\x41nnounceResponse\x12\r\n\x05ttl_s\x18\x01 \x01(\x01\"2\n\x0cLeaveRequest\x12\"\n\x03ref\x18\x01 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\"#\n\rLeaveResponse\x12\x12\n\nnum_others\x18\x01 \x01(\r*Z\n\nWorkerKind\x12\x1b\n\x17WORKER_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_KIND_PREFILL\x10\x01\x12\x16\n\x12WORKER_KIND_DECODE\x10\x02*\x93\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_STATE_STARTING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x12\x18\n\x14WORKER_STATE_STALLED\x10\x04\x32\x8f\x01\n\x08Registry\x12\x45\n\x08\x41nnounce\x12\x1b.diptych.v1.AnnounceRequest\x1a\x1c.diptych.v1.AnnounceResponse\x12<\n\x05Leave\x12\x18.diptych.v1.LeaveRequest\x1a\x19.diptych.v1.LeaveResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'diptych.v1.registry_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERKIND']._serialized_start=738
-  _globals['_WORKERKIND']._serialized_end=828
-  _globals['_WORKERSTATE']._serialized_start=831
-  _globals['_WORKERSTATE']._serialized_end=978
+  _globals['_WORKERKIND']._serialized_start=760
+  _globals['_WORKERKIND']._serialized_end=850
+  _globals['_WORKERSTATE']._serialized_start=853
+  _globals['_WORKERSTATE']._serialized_end=1000
   _globals['_WORKERINFO']._serialized_start=66
-  _globals['_WORKERINFO']._serialized_end=322
-  _globals['_WORKERLOAD']._serialized_start=325
-  _globals['_WORKERLOAD']._serialized_end=517
-  _globals['_ANNOUNCEREQUEST']._serialized_start=519
-  _globals['_ANNOUNCEREQUEST']._serialized_end=612
-  _globals['_ANNOUNCERESPONSE']._serialized_start=614
-  _globals['_ANNOUNCERESPONSE']._serialized_end=647
-  _globals['_LEAVEREQUEST']._serialized_start=649
-  _globals['_LEAVEREQUEST']._serialized_end=699
-  _globals['_LEAVERESPONSE']._serialized_start=701
-  _globals['_LEAVERESPONSE']._serialized_end=736
-  _globals['_REGISTRY']._serialized_start=981
-  _globals['_REGISTRY']._serialized_end=1124
+  _globals['_WORKERINFO']._serialized_end=344
+  _globals['_WORKERLOAD']._serialized_start=347
+  _globals['_WORKERLOAD']._serialized_end=539
+  _globals['_ANNOUNCEREQUEST']._serialized_start=541
+  _globals['_ANNOUNCEREQUEST']._serialized_end=634
+  _globals['_ANNOUNCERESPONSE']._serialized_start=636
+  _globals['_ANNOUNCERESPONSE']._serialized_end=669
+  _globals['_LEAVEREQUEST']._serialized_start=671
+  _globals['_LEAVEREQUEST']._serialized_end=721
+  _globals['_LEAVERESPONSE']._serialized_start=723
+  _globals['_LEAVERESPONSE']._serialized_end=758
+  _globals['_REGISTRY']._serialized_start=1003
+  _globals['_REGISTRY']._serialized_end=1146
 # @@protoc_insertion_point(module_scope)

@@ -94,6 +94,7 @@ class WorkerInfo(google.protobuf.message.Message):
     MAX_MODEL_LEN_FIELD_NUMBER: builtins.int
     NUM_BLOCKS_FIELD_NUMBER: builtins.int
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: builtins.int
+    MAX_NUM_SEQS_FIELD_NUMBER: builtins.int
     kind: Global___WorkerKind.ValueType
     """Its pool."""
     address: builtins.str
@@ -106,6 +107,8 @@ class WorkerInfo(google.protobuf.message.Message):
     """Blocks of its KV pool."""
     max_num_batched_tokens: builtins.int
     """Most tokens of one engine step; 0 where it is not said."""
+    max_num_seqs: builtins.int
+    """Most requests of one engine step; 0 where it is not said."""
     @property
     def ref(self) -> contracts.pb.diptych.v1.types_pb2.WorkerRef:
         """Its name and life."""
@@ -130,9 +133,10 @@ class WorkerInfo(google.protobuf.message.Message):
         max_model_len: builtins.int = ...,
         num_blocks: builtins.int = ...,
         max_num_batched_tokens: builtins.int = ...,
+        max_num_seqs: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["layout", b"layout", "ref", b"ref"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "connectors", b"connectors", "kind", b"kind", "layout", b"layout", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "model_name", b"model_name", "num_blocks", b"num_blocks", "ref", b"ref"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "connectors", b"connectors", "kind", b"kind", "layout", b"layout", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "model_name", b"model_name", "num_blocks", b"num_blocks", "ref", b"ref"]) -> None: ...
 
 Global___WorkerInfo: typing_extensions.TypeAlias = WorkerInfo
 
