@@ -95,10 +95,12 @@ class Chooser:
         return [d for d in decodes if any(not self._book.is_bad(p.info.ref, d.info.ref) for p in prefills)]
 
     def _pick(self, kind: WorkerKind, progress: Progress, pools: Iterable[Sequence[Candidate]]) -> WorkerInfo | None:
-        """One of the first of `pools` that is not empty; None when all are."""
+        """One of the first of `pools` that is not empty; None when all are. The policy is asked where there is a choice."""
         preferred = next((pool for pool in pools if pool), None)
         if preferred is None:
             return None
+        if len(preferred) == 1:
+            return preferred[0].info
         near = progress.near(kind)
         for candidate in preferred:
             if candidate.info.ref == near and (kind is WorkerKind.PREFILL or _has_room(candidate, preferred)):

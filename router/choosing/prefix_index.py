@@ -10,6 +10,7 @@ the event loop only. Does not know where news comes from or what is made of it.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -91,15 +92,17 @@ class PrefixIndex:
         self._by_bit: dict[int, _Shelf] = {}
         self._expectations: deque[_Expectation] = deque()
         self._num_expectations = 0
-        self._answer: tuple[Sequence[bytes], Mapping[WorkerRef, int]] | None = None  # the last, until anything changes
+        # The last prompt that was asked about or expected: its short names, and who has what of it until anything else changes.
+        self._named: tuple[Sequence[bytes], array[int]] | None = None
+        self._answer: tuple[Sequence[bytes], Mapping[WorkerRef, int]] | None = None
 
     def cached_tokens(self, ref: WorkerRef, block_hashes: Sequence[bytes]) -> int:
         """How many leading tokens of the prompt with these block hashes this worker has; 0 for one that is not known."""
         return self.match(block_hashes).get(ref, 0)
 
     def match(self, block_hashes: Sequence[bytes]) -> Mapping[WorkerRef, int]:
-        """The same of every worker that has any of them. Asking again for the same prompt (the same object) costs nothing: both
-        policies and the cost model do, before anything else happens.
+        """The same of every worker that has any of them. Asking again for the same prompt (the same object) costs nothing, also
+        when it has been expected somewhere meanwhile: both policies, the cost model and both workers' books ask in one go.
         """
         self._expire()
         if self._answer is not None and self._answer[0] is block_hashes:
@@ -188,8 +191,8 @@ class PrefixIndex:
         shelf = self._shelves.get(ref)
         if shelf is None or not block_hashes or not self._expect_s or len(shelf.expected) > shelf.capacity:
             return
-        self._answer = None
-        names = short_names(block_hashes)[: shelf.capacity]
+        names = self._names_of(block_hashes)[: shelf.capacity]
+        self._answer = self._answer_with(shelf, block_hashes, len(names))
         self._num_expectations += 1
         number = self._num_expectations
         shelf.expected.update(dict.fromkeys(names, number))
@@ -209,9 +212,22 @@ class PrefixIndex:
             self._answer = None
             self._table.take_off(shelf.bit, [name for name in gone if name not in shelf.known])
 
+    def _names_of(self, block_hashes: Sequence[bytes]) -> array[int]:
+        if self._named is None or self._named[0] is not block_hashes or len(self._named[1]) != len(block_hashes):
+            self._named = block_hashes, short_names(block_hashes)
+        return self._named[1]
+
+    def _answer_with(
+        self, shelf: _Shelf, block_hashes: Sequence[bytes], num_blocks: int
+    ) -> tuple[Sequence[bytes], Mapping[WorkerRef, int]] | None:
+        """The last answer, now that this worker has so many of the first blocks; None where that is another prompt's."""
+        if self._answer is None or self._answer[0] is not block_hashes or num_blocks != len(block_hashes):
+            return None
+        return block_hashes, {**self._answer[1], shelf.ref: num_blocks * shelf.block_size}
+
     def _match(self, block_hashes: Sequence[bytes]) -> dict[WorkerRef, int]:
         found: dict[WorkerRef, int] = {}
-        for bits, num_blocks in self._table.prefixes(short_names(block_hashes)):
+        for bits, num_blocks in self._table.prefixes(self._names_of(block_hashes)):
             while bits:
                 bit = bits & -bits
                 bits ^= bit

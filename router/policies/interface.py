@@ -89,7 +89,7 @@ class PolicyContext:
 
 
 class Policy(Protocol):
-    """One way to choose. Called on the event loop for every request; must be quick and must not wait."""
+    """One way to choose. Called on the event loop for every request that has a choice; must be quick and must not wait."""
 
     def choose(self, candidates: Sequence[Candidate], query: Query) -> Candidate:
         """One of `candidates`, which is never empty."""

@@ -84,6 +84,9 @@ class PairBook:
         self._clock = clock
         self._entries: dict[Pair, _Entry] = {}
         self._here: set[WorkerRef] = set()
+        self._bad: set[Pair] = (
+            set()
+        )  # nearly always empty: then each choice asks about every pair of workers for nothing
 
     def state(self, pair: Pair) -> PairState:
         """What is known of it."""
@@ -92,7 +95,7 @@ class PairBook:
 
     def is_bad(self, prefill: WorkerRef, decode: WorkerRef) -> bool:
         """Whether these two must not be combined."""
-        return self.state(Pair(prefill, decode)) is PairState.BAD
+        return bool(self._bad) and Pair(prefill, decode) in self._bad
 
     def reason(self, pair: Pair) -> str:
         """What its last failure was; empty when the last hand-off worked."""
@@ -105,6 +108,7 @@ class PairBook:
             log.info("pair works again", prefill=pair.prefill.worker_id, decode=pair.decode.worker_id)
         if self._is_here(pair):
             self._entries[pair] = _Entry(self._clock.now() + self._config.interval_s, PairState.OK)
+            self._bad.discard(pair)
 
     def failed(self, pair: Pair, error: DiptychError) -> None:
         """See Verdicts: of a user's request."""
@@ -145,6 +149,7 @@ class PairBook:
         self._here.discard(ref)
         for pair in [p for p in self._entries if ref in (p.prefill, p.decode)]:
             del self._entries[pair]
+            self._bad.discard(pair)
 
     def _is_here(self, pair: Pair) -> bool:
         return pair.prefill in self._here and pair.decode in self._here
@@ -160,6 +165,7 @@ class PairBook:
         )
         if failed and entry.state is not PairState.BAD:
             entry.state = PairState.BAD
+            self._bad.add(pair)
             log.warning(
                 "pair is bad: no hand-offs until a canary gets through",
                 prefill=pair.prefill.worker_id,

@@ -81,13 +81,19 @@ class IndexMachine(RuleBasedStateMachine):
             self.known[ref] -= gone
             self.expected[ref] = {name: until for name, until in self.expected[ref].items() if name not in gone}
 
-    @rule(ref=refs, prompt=prompts)
-    def expect(self, ref, prompt):
+    @rule(ref=refs, prompt=prompts, asked=st.booleans())
+    def expect(self, ref, prompt, asked):
+        before = (
+            self.index.match(prompt) if asked else None
+        )  # as a chooser does: what it holds must not change in its hands
+        copied = dict(before or {})
         self.index.expect(ref, prompt)
+        assert before is None or before == copied
         if ref in self.expected:
             self.expected[ref] = {name: until for name, until in self.expected[ref].items() if until > self.now}
             if len(self.expected[ref]) <= CAPACITY:
                 self.expected[ref] |= dict.fromkeys(short_names(prompt), self.now + EXPECT_S)
+        self.it_says_of(prompt)
 
     @rule(delay_s=st.sampled_from([0.5, 2.0, 5.0]))
     def wait(self, delay_s):
@@ -96,20 +102,23 @@ class IndexMachine(RuleBasedStateMachine):
     def have(self, ref):
         return self.known[ref] | {name for name, until in self.expected[ref].items() if until > self.now}
 
+    def it_says_of(self, prompt):
+        expected = {}
+        for ref in self.known:
+            have, count = self.have(ref), 0
+            for name in short_names(prompt):
+                if name not in have:
+                    break
+                count += BLOCK
+            if count:
+                expected[ref] = count
+        assert self.index.match(prompt) == expected
+        assert {ref: self.index.cached_tokens(ref, prompt) for ref in REFS} == {r: expected.get(r, 0) for r in REFS}
+
     @invariant()
     def it_says_what_the_sets_say(self):
         for prompt in PROMPTS:
-            expected = {}
-            for ref in self.known:
-                have, count = self.have(ref), 0
-                for name in short_names(prompt):
-                    if name not in have:
-                        break
-                    count += BLOCK
-                if count:
-                    expected[ref] = count
-            assert self.index.match(prompt) == expected
-            assert {ref: self.index.cached_tokens(ref, prompt) for ref in REFS} == {r: expected.get(r, 0) for r in REFS}
+            self.it_says_of(prompt)
         assert {ref: self.index.names(ref) for ref in REFS} == {ref: self.known.get(ref, set()) for ref in REFS}
         assert set(self.index.workers) == set(self.known)
         assert self.index.num_names == len({name for ref in self.known for name in self.have(ref)}), (
