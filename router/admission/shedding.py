@@ -4,8 +4,9 @@
     pushed_out    one with a better right to wait has come           deadline  … than half the time that its own answer leaves
 
 To wait for what cannot be in time only keeps others waiting: refusing at once is what keeps goodput up under overload. Times
-follow from how fast places were given back (`router.admission.service_rate`). Each who is sent away gets a later time than the
-one before, as if they stood in a line outside: else all would come back at once. Does not know the queue's order.
+follow from how fast places were given back (`router.admission.service_rate`). Of one caller's requests that are sent away each gets
+a later time than the one before, as if they stood in a line outside: else all would come back at once. Every caller has a line
+of its own: one that does not heed it makes itself wait, and nobody else. Does not know the queue's order.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from router.admission.service_rate import ServiceRate
 from router.config import AdmissionConfig
 
 _LEAST_RETRY_AFTER_S = 1.0
+_KEPT = 1000  # lines outside, before those whose end has come are forgotten
 _SPARE_FOR_WAITING = 0.5  # of the time that an answer leaves; a queue that uses up all of it makes everybody late
 
 
@@ -32,7 +34,7 @@ class Shedding:
         self._clock = clock
         self._rate = rate
         self._on_shed = on_shed
-        self._promised = 0.0  # the instant that the last who was sent away was told
+        self._promised: dict[str, float] = {}  # the instant that the last of a caller's who was sent away was told
 
     def check(self, turn: Waiting, places: int, tokens_ahead: float, deadline: float) -> None:
         """Raise Overloaded when it is hopeless for `turn` to wait behind so many tokens."""
@@ -58,10 +60,12 @@ class Shedding:
         return None
 
     def overloaded(self, reason: str, words: str, turn: Waiting, after_s: float) -> Overloaded:
-        """The refusal, with a time to come back that is not before `after_s`, nor when others were told to."""
+        """The refusal, with a time to come back that is not before `after_s`, nor when others of its caller were told to."""
         if self._on_shed is not None:
             self._on_shed(reason)
         now, longest_s = self._clock.now(), self._config.max_retry_after_s
-        begin = max(now + after_s, self._promised)
-        self._promised = min(begin + self._rate.wait_s(turn.cost), now + longest_s)
+        begin = max(now + after_s, self._promised.get(turn.caller, 0.0))
+        self._promised[turn.caller] = min(begin + self._rate.wait_s(turn.cost), now + longest_s)
+        if len(self._promised) > _KEPT:
+            self._promised = {caller: instant for caller, instant in self._promised.items() if instant > now}
         return Overloaded(words, min(max(_LEAST_RETRY_AFTER_S, begin - now), longest_s))

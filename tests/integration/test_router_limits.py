@@ -151,15 +151,26 @@ async def test_a_time_that_is_none_is_refused_by_name(served, bad):
 
 
 async def test_who_cannot_be_in_time_is_429_at_once(served):
+    began = asyncio.get_running_loop().time()
     for _ in range(4):  # it learns what requests take
         hold(served)
         visit = asyncio.create_task(served.http.post(PATH, json=BASE))
         await asyncio.sleep(0.3)
         go_on(served)
-        await visit
+        assert (await visit).json()["usage"]["total_tokens"] == 11
+    token_s = (asyncio.get_running_loop().time() - began) / 44
     hold(served)
-    visits = [asyncio.create_task(served.http.post(PATH, json=BASE)) for _ in range(4)]
-    await waiting(served, 3)
+    visits = [asyncio.create_task(served.http.post(PATH, json=BASE))]
+    async with asyncio.timeout(5):
+        while await served.metric("diptych_requests_running") != 1:
+            await asyncio.sleep(0.01)
+    visits += [asyncio.create_task(served.http.post(PATH, json={**BASE, "max_tokens": 48})) for _ in range(4)]
+    await waiting(served, 4)
+    full = await served.http.post(PATH, json=BASE)
+    assert (full.status_code, full.json()["error"]["code"]) == (429, "overloaded")
+    assert int(full.headers["retry-after"]) == pytest.approx(4 * 51 * token_s, rel=0.3), (
+        "as long as those that wait will take"
+    )
     late = await served.http.post(PATH, json=BASE, headers={"X-Request-Timeout": "0.4"})
     assert late.status_code == 429
     assert late.json()["error"]["code"] == "overloaded"
@@ -171,7 +182,7 @@ async def test_who_cannot_be_in_time_is_429_at_once(served):
             await inference_pb2_grpc.InferenceStub(channel).Generate(GENERATE, timeout=0.4).read()
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     go_on(served)
-    assert [r.status_code for r in await asyncio.gather(*visits)] == [200] * 4
+    assert [r.status_code for r in await asyncio.gather(*visits)] == [200] * 5
 
 
 async def test_a_key_has_no_better_priority_than_its_best_at_workers_too(tmp_path):

@@ -14,7 +14,6 @@ from router.admission.permits import Admission, Demand
 from router.caller import ANYBODY, Caller
 from router.config import AdmissionConfig
 
-
 LAYOUT = KVLayout("m", "float16", num_layers=1, num_kv_heads=1, head_size=64, block_size=16)
 
 
@@ -343,6 +342,24 @@ async def test_who_is_sent_away_is_told_when_the_queue_has_moved_and_each_a_late
     assert told[:3] == [pytest.approx(20.0), pytest.approx(25.0), pytest.approx(30.0)]
     assert told == sorted(told)
     assert told[-1] == 60.0, "and nobody is sent away for ever"
+    for _, leave in visits:
+        leave.set()
+    await door.admission.wait_idle()
+
+
+async def test_who_comes_again_and_again_makes_only_itself_wait():
+    door = Door(max_running=1, max_waiting=2)
+    await door.learn(10.0, tokens=100)
+    quiet, other = Caller(name="quiet"), Caller(name="other")
+    names = ("runs", ANYBODY), ("b", quiet), ("c", other)
+    visits = [door.knock(name, caller=caller, tokens=100) for name, caller in names]
+    await settle()
+    hammering = [door.knock("again", caller=quiet, tokens=100)[0] for _ in range(9)]
+    assert [(await refusal(visit)).retry_after_s for visit in hammering][-1] == 60.0
+    told = [(await refusal(door.knock("d", caller=other, tokens=100)[0])).retry_after_s for _ in range(2)]
+    assert told == [pytest.approx(20.0), pytest.approx(30.0)], (
+        "when the queue has moved, as if the other were not there"
+    )
     for _, leave in visits:
         leave.set()
     await door.admission.wait_idle()
