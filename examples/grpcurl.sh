@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # The gRPC API by hand through server reflection: examples/grpcurl.sh [HOST:PORT]. Needs grpcurl.
-# With TLS replace -plaintext by -cacert FILE. With keys: DIPTYCH_API_KEY=… examples/grpcurl.sh
+# With keys: DIPTYCH_API_KEY=… examples/grpcurl.sh. With TLS: DIPTYCH_CA=FILE, the authority of the router's certificate.
 set -euo pipefail
 address=${1:-127.0.0.1:50051}
-call() { grpcurl -plaintext -H "authorization: Bearer ${DIPTYCH_API_KEY:-unused}" "$@"; }
+options=(-H "authorization: Bearer ${DIPTYCH_API_KEY:-unused}")
+if [[ -n ${DIPTYCH_CA:-} ]]; then options+=(-cacert "$DIPTYCH_CA"); else options+=(-plaintext); fi
+call() { grpcurl "${options[@]}" "$@"; }
 
-echo "-- what there is, with the comments of the proto"
+echo "-- what there is; what each field means is in proto/diptych/v1/inference.proto"
 call "$address" list
 call "$address" describe diptych.v1.GenerateRequest
 

@@ -8,10 +8,11 @@ import pytest
 from tokenizers import Tokenizer as HFTokenizer
 
 from router.config import ChatConfig
+from tests.chat_templates import template_of
 from tests.integration.router_harness import MODEL, model_dir, router_config, running_router
 from tests.integration.scripted_workers import says
 
-# Written here after the models' documented formats; they show what a template is given, in that model's marks.
+# Written here after the models' documented formats; HERMES shows all that a template is given.
 HERMES = (
     "{% if tools %}tools:{{ tools | tojson }} call with <tool_call>{...}</tool_call>\n{% endif %}"
     "{% for m in messages %}{{ m.role }}: {{ m.content or '' }}{% for c in m.tool_calls or [] %}"
@@ -19,15 +20,11 @@ HERMES = (
     "{% if m.tool_call_id %}<for {{ m.tool_call_id }}>{% endif %}{{ '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
-LLAMA3 = (
-    "{% if tools is defined and tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}"
-    "<|start_header_id|>{{ m.role }}<|end_header_id|>{{ m.content }}<|eot_id|>{% endfor %}"
-)
 SMOLLM2 = (
     "{% for m in messages %}{% if loop.first and messages[0]['role'] != 'system' %}system: You are named SmolLM\n{% endif %}"
     "{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
 )
-TEMPLATES = {"hermes": HERMES, "llama3_json": LLAMA3, "smollm2": SMOLLM2}
+TEMPLATES = {"hermes": template_of("qwen2_5"), "llama3_json": template_of("llama3_2"), "smollm2": SMOLLM2}
 ARGUMENTS = '{"city": "Zürich 🙂", "days": [1, 2]}'
 CALL = f'{{"name": "get_weather", "arguments": {ARGUMENTS}}}'
 SAYS = {
@@ -315,7 +312,7 @@ async def test_tokens_without_an_answer(tmp_path):
 
 
 async def test_a_special_token_that_spells_a_tag_is_one_and_no_other_is_text(tmp_path):
-    config = config_with(tmp_path, LLAMA3)
+    config = config_with(tmp_path, TEMPLATES["llama3_json"])
     tokenizer = HFTokenizer.from_file(str(config.model_dir / "tokenizer.json"))
     tokenizer.add_special_tokens(["<|python_tag|>", "<|other|>"])
     tag, other = tokenizer.token_to_id("<|python_tag|>"), tokenizer.token_to_id("<|other|>")
