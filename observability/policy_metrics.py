@@ -6,11 +6,20 @@ Does not know policies or the index: callers pass numbers.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 POOLS = ("prefill", "decode")
+
+
+@dataclass(frozen=True, slots=True)
+class _Lookups:
+    lookups: Counter
+    looked_up: Counter
+    hits: Counter
+    found: Counter
 
 
 class PolicyMetrics:
@@ -47,9 +56,13 @@ class PolicyMetrics:
         self._followed = Gauge(
             "diptych_prefix_index_workers", "Workers whose block events are followed", ("pool",), registry=registry
         )
-        for pool in POOLS:
-            for series in (self._lookups, self._hits, self._looked_up, self._found):
-                series.labels(pool)
+        # By pool: each is counted for every request.
+        self._counts = {
+            pool: _Lookups(
+                *(series.labels(pool) for series in (self._lookups, self._looked_up, self._hits, self._found))
+            )
+            for pool in POOLS
+        }
 
     def watch(self, num_blocks: Callable[[str], int], num_followed: Callable[[str], int]) -> None:
         """Ask, for each pool, at each scrape."""
@@ -63,8 +76,9 @@ class PolicyMetrics:
 
     def sent(self, pool: str, num_tokens: int, num_cached_tokens: int) -> None:
         """A request went to a worker of `pool`, which is known to have so many tokens of its prompt."""
-        self._lookups.labels(pool).inc()
-        self._looked_up.labels(pool).inc(num_tokens)
+        counts = self._counts[pool]
+        counts.lookups.inc()
+        counts.looked_up.inc(num_tokens)
         if num_cached_tokens:
-            self._hits.labels(pool).inc()
-            self._found.labels(pool).inc(num_cached_tokens)
+            counts.hits.inc()
+            counts.found.inc(num_cached_tokens)

@@ -14,7 +14,6 @@ from collections.abc import Coroutine
 
 from contracts.clock import Clock
 from contracts.errors import Unavailable
-from contracts.worker import WorkerKind
 from observability.admission_metrics import AdmissionSeries
 from observability.decision_metrics import DecisionMetrics
 from observability.log import get_logger
@@ -22,12 +21,11 @@ from observability.metrics import RouterMetrics, WorkerSample
 from observability.policy_metrics import PolicyMetrics
 from observability.registry_metrics import RegistryMetrics
 from observability.resilience_metrics import ResilienceMetrics
-from router.admission.capacity import places_for
 from router.admission.gate import Gate
 from router.admission.permits import Admission
 from router.admission.rate_limits import RateLimits
 from router.admission.shared_limits import buckets
-from router.choosing.advisor import Advisor, announced
+from router.choosing.advisor import Advisor
 from router.choosing.placement import Placement
 from router.config import RouterConfig
 from router.doors import Doors, Ports
@@ -81,8 +79,6 @@ class RouterServer:
         series = AdmissionSeries(metrics.registry)
         self._admission = Admission(config.admission, clock, series.shed)
         series.watch_queue(lambda: self._admission.backlog.tokens, lambda: self._admission.backlog.wait_s)
-        series.watch_places(lambda: self._admission.num_places)
-        self._registry.subscribe(lambda _: self._follow_capacity())
         self._limits = RateLimits(
             config.limits, buckets(self._membership.link, clock, series.local_limits), series.limited
         )
@@ -99,9 +95,10 @@ class RouterServer:
         metrics.watch_bad_pairs(lambda: len(chooser.bad_pairs()))
         self._templates = TemplateProcesses()
         self._prompter = Prompter(card, self._templates)
-        ways, loads = DecisionMetrics(metrics.registry), announced(self._registry)
-        cached = self.placement.prompts.cached_tokens
-        flow = Flow(means, metrics, Advisor(config.disaggregation, clock, loads, cached, ways))
+        ways, cached = DecisionMetrics(metrics.registry), self.placement.prompts.cached_tokens
+        advisor = Advisor(config.disaggregation, clock, self._pools.loads, cached, ways)
+        self._registry.subscribe(advisor.on_change)
+        flow = Flow(means, metrics, advisor)
         gate = Gate(self._admission, self._limits)
         service = Inference(self._prompter, gate, flow, self._registry, clock, metrics)
         service.listen = heard if config.access.log_prompts else unheard
@@ -165,15 +162,11 @@ class RouterServer:
         """Forget silent workers, move requests away from stalled ones, let gRPC health follow whether one can be served."""
         while True:
             self._registry.expire()
-            self._follow_capacity()
             relieve(self._registry, self._pools)
             reprieve(self._registry, self._pools)
             self._doors.refresh()
             await self._doors.set_serving(self._health.report().servable)
             await self._clock.sleep(min(self._config.registry.ttl_s / _EXPIRY_CHECKS_PER_TTL, _HEALTH_CHECK_S))
-
-    def _follow_capacity(self) -> None:
-        self._admission.resize(places_for(worker.info for worker in self._registry.ready(WorkerKind.DECODE)))
 
     def _sample_workers(self) -> list[WorkerSample]:
         return [

@@ -11,7 +11,7 @@ Does not know attempts, connections or what is done with a decision.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from contracts.clock import Clock
@@ -19,24 +19,21 @@ from contracts.request import TokenDelta
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
 from observability.decision_metrics import DecisionMetrics
 from router.choosing.backlog import Run
-from router.choosing.costs import Costs, PromptWork, together
+from router.choosing.costs import Costs, PromptWork
 from router.choosing.decision import Exploration, LocalCost, Options, RemoteCost, decide
 from router.choosing.drag import Drag
 from router.choosing.ledger import Ledger
 from router.choosing.route import Decision, Reason, Route
 from router.config import DisaggregationConfig, DisaggregationMode
 from router.serving.progress import Progress
-from router.workers.registry import Registry
+from router.workers.registry import Change, ChangeKind
 
 _MOST_STEP_S = 60.0  # what a worker says of its step is not believed above
+_REFIT_S = 0.25  # between two curves that follow what was measured: below a millisecond each, but of everybody's time
 Pair = tuple[WorkerInfo, WorkerInfo]  # prefill, decode
 Cached = Callable[[WorkerRef, Progress], int]  # leading tokens of the request that this worker has
-Loads = Callable[[WorkerRef], WorkerLoad]  # the newest that it announced
-
-
-def announced(registry: Registry) -> Loads:
-    """What a registry knows; of a worker that is not there any more, nothing."""
-    return lambda ref: next((w.load for w in registry.workers() if w.info.ref == ref), WorkerLoad())
+Loads = Mapping[WorkerRef, WorkerLoad]  # the newest that each announced
+_NO_LOAD = WorkerLoad()  # of a worker that is not there any more
 
 
 def nothing_cached(ref: WorkerRef, progress: Progress) -> int:  # noqa: ARG001
@@ -82,11 +79,23 @@ class Advisor:
         self.ledger = Ledger()
         self.exploration = Exploration(config.explore_share, config.explore_every_s, clock.now())
         self._keys = itertools.count()
+        self._refit_at = 0.0
 
     @property
     def never(self) -> bool:
         """Whether no pair of workers need be looked for, unless the request asks for it."""
         return self.config.mode is DisaggregationMode.NEVER
+
+    def on_change(self, change: Change) -> None:
+        """A listener of the registry: workers that are gone are forgotten."""
+        if change.kind is not ChangeKind.JOINED:
+            self.ledger.gone(change.info.ref)
+
+    def refit(self) -> None:
+        """Called where nobody waits, after an answer: let the costs follow what was measured, a little at a time."""
+        now = self.clock.now()
+        if now >= self._refit_at and self.costs.refit():
+            self._refit_at = now + _REFIT_S
 
     def begin(self, progress: Progress, pair: Pair, reason: Reason | None = None) -> Watch:
         """An attempt that may go both ways begins; with a `reason` it goes over both pools."""
@@ -125,7 +134,7 @@ class Advisor:
         return watch
 
     def _scene(self, info: WorkerInfo, progress: Progress) -> _Scene:
-        now, load, backlog = self.clock.now(), self._loads(info.ref), self.ledger.backlog(info.ref)
+        now, load, backlog = self.clock.now(), self._loads.get(info.ref, _NO_LOAD), self.ledger.backlog(info.ref)
         costs = self.costs.prefill[info.kind]
         costs.believe(load.prefill_tokens_per_s)
         requests = load.num_running + load.num_waiting
@@ -148,7 +157,9 @@ class Advisor:
         token_bytes = decode.info.layout.token_bytes
         work = PromptWork(num_tokens, prefill.num_cached)
         prefill_s = self.costs.prefill[WorkerKind.PREFILL].predict(prefill.info.ref, work)
-        transfer_s = self.costs.transfer_s(num_uncached * token_bytes)
+        whole_s = transfer_s = self.costs.transfer_s(num_tokens * token_bytes)
+        if decode.num_cached:
+            transfer_s = self.costs.transfer_s(num_uncached * token_bytes)
         remote = RemoteCost(
             queue_s=prefill.queue_s + self.costs.overhead[WorkerKind.PREFILL].mean_s,
             prefill_s=prefill_s,
@@ -156,7 +167,7 @@ class Advisor:
             settle_s=self.costs.settle.mean_s,
             busy_s=self._busy_s(decode),
             drag_s=self._drag(prefill, decode).to(prefill_s),
-            saved_s=self.costs.transfer_s(num_tokens * token_bytes) - transfer_s,
+            saved_s=whole_s - transfer_s,
         )
         return Options(remote, self._local(progress, decode), num_uncached)
 
@@ -170,17 +181,16 @@ class Advisor:
 
     def _local(self, progress: Progress, decode: _Scene) -> LocalCost:
         num_tokens, stall = _num_tokens(progress), self._stall(decode)
-        costs = self.costs.prefill[WorkerKind.DECODE]
-        whole, left = (
-            costs.predict(decode.info.ref, PromptWork(num_tokens, cached, decode.num_streams))
-            for cached in (0, decode.num_cached)
-        )
+        costs, ref = self.costs.prefill[WorkerKind.DECODE], decode.info.ref
+        whole_s = left_s = costs.predict(ref, PromptWork(num_tokens, 0, decode.num_streams))
+        if decode.num_cached:
+            left_s = costs.predict(ref, PromptWork(num_tokens, decode.num_cached, decode.num_streams))
         own_step_s = decode.step_s / 2 if decode.num_streams else 0.0  # the one that runs when it comes
         return LocalCost(
             queue_s=decode.queue_s + self.costs.overhead[WorkerKind.DECODE].mean_s + own_step_s,
-            prefill_s=left,
-            stall_s=stall.to(left),
-            saved_s=whole - left + stall.to(whole) - stall.to(left),
+            prefill_s=left_s,
+            stall_s=stall.to(left_s),
+            saved_s=whole_s - left_s + stall.to(whole_s) - stall.to(left_s),
         )
 
     def _stall(self, decode: _Scene) -> Lost:
@@ -228,12 +238,12 @@ class Watch:
         """The way of the attempt."""
         return self._decision.path
 
-    def heard(self, delta: TokenDelta) -> None:
-        """A delta that the progress has accepted."""
+    def heard(self, delta: TokenDelta, now: float) -> None:
+        """A delta that came at `now`, and that the progress has accepted. It may be told of once it was passed on."""
         if self._drag is not None:
             self._drag.num_tokens += len(delta.token_ids)
         if self._first_at is None:
-            self._first_at = now = self._advisor.clock.now()
+            self._first_at = now
             self._work = replace(self._work, num_cached=delta.num_cached_tokens)
             self._run = self._advisor.ledger.computed(self._computes, self.key, now)
             if self.path is Route.COLOCATED:
@@ -241,7 +251,7 @@ class Watch:
         elif not self._second:
             self._second = True
             if self.path is Route.DISAGGREGATED:
-                self._stream(self._progress.at[WorkerKind.DECODE], self._advisor.clock.now())
+                self._stream(self._progress.at[WorkerKind.DECODE], now)
         if not self._taught_transfer and self._progress.handoff is not None:
             self._teach_transfer()
         if delta.finish_reason is not None:
@@ -249,8 +259,12 @@ class Watch:
 
     def end(self) -> None:
         """The attempt is over, however it ended. Idempotent."""
-        now = self._advisor.clock.now()
-        self._advisor.ledger.end({self._computes, self._streams_at or self._computes}, self.key, now)
+        advisor = self._advisor
+        now = advisor.clock.now()
+        advisor.ledger.end(self._computes, self.key, now)
+        if self._streams_at is not None and self._streams_at != self._computes:
+            advisor.ledger.end(self._streams_at, self.key, now)
+        advisor.refit()
 
     @property
     def _decision(self) -> Decision:
@@ -277,8 +291,8 @@ class Watch:
     def _teach_prefill(self, kind: WorkerKind) -> None:
         stages, costs = self._progress.stages, self._advisor.costs
         if self._run is not None and self._first_at is not None and stages.prefill_compute_s > 0:
-            alone = not self._run.before
-            sizes = together((*self._run.before, self._work))
+            alone = self._run.before.num_prompts == 0
+            sizes = self._run.before.plus(self._work).sizes
             took_s = stages.prefill_compute_s if alone else self._first_at - self._run.since
             costs.prefill[kind].observe(self._computes, sizes, took_s)
         if self._first_at is not None:

@@ -3,7 +3,8 @@
     prompt ──▶ computed ──▶ stream ──▶ end          a prompt's work counts until its first token; `end` takes it out anywhere
 
 A worker's announcement is late, by seconds, and counts our own requests too. So what others have there is what it announced
-above the most that we had in that time: seldom too much, and 0 with one router. Does not know clocks or what work costs.
+above the most that we had in that time: seldom too much, and 0 with one router. Sums are kept, so that a step costs the same
+with one prompt there and with a thousand. Does not know clocks or what work costs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from router.choosing.costs import PromptWork
+from router.choosing.costs import PromptWork, Together
 
 LATE_S = 2.5  # how old an announcement may be: longer than workers are apart with theirs
 
@@ -25,6 +26,8 @@ class Peak:
 
     def change(self, value: int, now: float) -> None:
         """It is this from now on."""
+        if value == self.value:
+            return
         while self._before and self._before[-1][1] <= self.value:
             self._before.pop()
         self._before.append((now, self.value))
@@ -40,11 +43,11 @@ class Peak:
 @dataclass(frozen=True, slots=True)
 class Run:
     """Prompts that one worker computed one after the other without a pause since `since`: of one that has just made its
-    first token those before it, in order, none when it was alone.
+    first token the sum of those before it, empty when it was alone.
     """
 
     since: float
-    before: tuple[PromptWork, ...]
+    before: Together
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,8 @@ class Backlog:
 
     def __init__(self) -> None:
         self._prompts: dict[int, _Prompt] = {}
+        self._work = Together()  # of all of them
+        self._work_s = 0.0
         # The last that was sent, and its run. All others were followed by another of ours, which may have shared their steps.
         self._newest: tuple[int | None, Run | None] = (None, None)
         self._streams: set[int] = set()
@@ -85,8 +90,7 @@ class Backlog:
         if not self._prompts:
             return 0.0
         head_s = next(iter(self._prompts.values())).work_s
-        done_s = min(head_s, max(0.0, now - self._head_since))
-        return max(0.0, sum(prompt.work_s for prompt in self._prompts.values()) - done_s)
+        return max(0.0, self._work_s - min(head_s, max(0.0, now - self._head_since)))
 
     def others(self, announced: tuple[int, int], now: float) -> tuple[int, int]:
         """Of the announced (tokens not computed, requests), how many are not ours."""
@@ -97,20 +101,17 @@ class Backlog:
         """A prompt is on its way there, and should take `work_s`."""
         if not self._prompts:
             self._head_since = now
-        self._newest = key, Run(self._head_since, tuple(present.work for present in self._prompts.values()))
+        self._newest = key, Run(self._head_since, self._work)
         self._prompts[key] = _Prompt(work, work_s)
+        self._work = self._work.plus(work)
+        self._work_s += work_s
         self._count(now)
 
     def computed(self, key: int, now: float) -> Run | None:
         """Its first token came. What that tells of durations; None where others of ours may have shared its steps."""
-        if key not in self._prompts:
-            return None
-        if key == next(iter(self._prompts)):
-            self._head_since = now
-        del self._prompts[key]
+        run = self._take(key, now)
         self._count(now)
-        newest, run = self._newest
-        return run if key == newest else None
+        return run
 
     def stream(self, key: int, now: float) -> None:
         """Its tokens come from there from now on."""
@@ -119,10 +120,21 @@ class Backlog:
 
     def end(self, key: int, now: float) -> None:
         """It is not there any more, wherever it was. Idempotent."""
-        self.computed(key, now)
+        self._take(key, now)
         self._streams.discard(key)
         self._count(now)
 
+    def _take(self, key: int, now: float) -> Run | None:
+        if key not in self._prompts:
+            return None
+        if key == next(iter(self._prompts)):
+            self._head_since = now
+        prompt = self._prompts.pop(key)
+        self._work = self._work.plus(prompt.work, -1)
+        self._work_s = self._work_s - prompt.work_s if self._prompts else 0.0  # what rounding left goes with the last
+        newest, run = self._newest
+        return run if key == newest else None
+
     def _count(self, now: float) -> None:
-        self._tokens.change(sum(prompt.work.num_computed for prompt in self._prompts.values()), now)
+        self._tokens.change(self._work.num_computed, now)
         self._requests.change(len(self._prompts) + len(self._streams), now)

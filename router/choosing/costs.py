@@ -1,6 +1,6 @@
 """What work costs here, learnt from what it did cost: seconds as straight functions of its size, none of them ever negative.
 
-    observe(sizes, seconds) ──▶ the newest samples of each class of size ──▶ coefficients ≥ 0 ──▶ predict(sizes)
+    observe(sizes, seconds) ──▶ the newest samples of each class of size ──refit──▶ coefficients ≥ 0 ──▶ predict(sizes)
 
     prefill    fixed + tokens computed + pairs of tokens attended (S² − c²) + decodes that share the step   (FIELD: 2.2)
     transfer   fixed + bytes, of the part that was not hidden behind computing
@@ -18,14 +18,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import mul
 
 from contracts.worker import WorkerKind, WorkerRef
 
 _KEPT = 12  # samples of one class of size
 _FADE = 0.98  # what a sample weighs after each that came later
-_EAGER, _LAZY = 32, 8  # refit after every one of the first samples, then after every eighth
+_EAGER, _LAZY = 32, 8  # fitted with every one of the first samples, then, when it is asked to, after every eighth
 _ROUNDS = 3  # of reweighting
 _HUBER = 3.0  # median errors, above which a sample pulls no harder
 _LEAST_ERROR = 0.05  # relative: what is nearer than this is no error
@@ -53,11 +54,13 @@ class LinearCost:
     """Seconds = Σ coefficient · size, over a vector of sizes; see the module for what bends it and what does not.
 
     `prior` are the coefficients believed before any sample, `anchors` the sizes at which the prior holds where samples do not
-    say better. Durations shorter than `grain_s` are not told apart. Costs O(samples kept) per refit, below a millisecond.
+    say better. Durations shorter than `grain_s` are not told apart. Costs O(samples kept) per refit, below a millisecond: so
+    whoever has samples often says when there is time for it, with `refit`.
     """
 
     def __init__(self, prior: Sequence[float], anchors: Sequence[Sequence[float]], grain_s: float = _GRAIN_S) -> None:
         self.num_samples = 0
+        self._num_fitted = 0  # of these
         self._prior = tuple(prior)
         self._anchors = tuple(tuple(anchor) for anchor in anchors)
         self._grain_s = grain_s
@@ -83,9 +86,17 @@ class LinearCost:
         sample = _Sample(tuple(sizes), seconds, self.num_samples, believed_s)
         kept.append(sample)
         self._newest.append(sample)
-        if self.num_samples <= _EAGER or self.num_samples % _LAZY == 0:
+        if self.num_samples <= _EAGER:
             self._fit()
         self._drift = self._drifted()
+
+    def refit(self) -> bool:
+        """Follow what was observed, if that is enough to tell anything new; whether it was."""
+        if self.num_samples - self._num_fitted < _LAZY:
+            return False
+        self._fit()
+        self._drift = self._drifted()
+        return True
 
     def _drifted(self) -> float:
         """By which factor the newest samples differ from the fit, if all of them do and to the same side; else 1."""
@@ -99,6 +110,7 @@ class LinearCost:
 
     def _fit(self) -> None:
         """Scale the prior to the samples, then let them pull it into shape, those that lie far off no harder than others."""
+        self._num_fitted = self.num_samples
         samples = [sample for kept in self._kept.values() for sample in kept]
         ages = [_FADE ** (self.num_samples - sample.number) for sample in samples]
         grain_s = self._grain_s
@@ -134,7 +146,8 @@ def _median(values: Sequence[float], weights: Sequence[float]) -> float:
 
 
 def _dot(left: Sequence[float], right: Sequence[float]) -> float:
-    return sum(a * b for a, b in zip(left, right, strict=True))
+    products: Iterator[float] = map(mul, left, right)
+    return sum(products)
 
 
 def _least_squares(rows: Sequence[tuple[Sequence[float], float, float]]) -> tuple[float, ...]:
@@ -228,17 +241,43 @@ class PromptWork:
         return max(1, self.num_tokens - self.num_cached)
 
     @property
+    def num_attended(self) -> int:
+        """Pairs of tokens, twice: S² − c²."""
+        num_computed = self.num_computed
+        return num_computed * (2 * max(self.num_tokens, num_computed) - num_computed)
+
+    @property
     def sizes(self) -> Sizes:
         """(1, computed/1000, (S² − c²)/10⁶, decodes beside/100): of like magnitude, for the arithmetic's sake."""
-        num_computed = self.num_computed
-        attended = num_computed * (2 * max(self.num_tokens, num_computed) - num_computed)
-        return 1.0, num_computed / 1e3, attended / 1e6, self.num_beside / 100
+        return _sizes(1, self.num_computed, self.num_attended, self.num_beside)
 
 
-def together(works: Iterable[PromptWork]) -> Sizes:
-    """The sizes of several prompts, one after the other."""
-    ones, computed, attended, beside = (sum(part) for part in zip(*(work.sizes for work in works), strict=True))
-    return ones, computed, attended, beside
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Several prompts, one after the other, as one sum: whole numbers, so that what is added and taken off leaves nothing."""
+
+    num_prompts: int = 0
+    num_computed: int = 0
+    num_attended: int = 0
+    num_beside: int = 0
+
+    def plus(self, work: PromptWork, times: int = 1) -> Together:
+        """With this prompt too; `times` -1 without it."""
+        return Together(
+            self.num_prompts + times,
+            self.num_computed + times * work.num_computed,
+            self.num_attended + times * work.num_attended,
+            self.num_beside + times * work.num_beside,
+        )
+
+    @property
+    def sizes(self) -> Sizes:
+        """As those of one prompt."""
+        return _sizes(self.num_prompts, self.num_computed, self.num_attended, self.num_beside)
+
+
+def _sizes(num_prompts: int, num_computed: int, num_attended: int, num_beside: int) -> Sizes:
+    return float(num_prompts), num_computed / 1e3, num_attended / 1e6, num_beside / 100
 
 
 _PREFILL_ANCHORS = tuple(
@@ -275,6 +314,10 @@ class PrefillCost:
         logarithm, num_samples = self._factors.get(ref, (0.0, 0))
         return self._curve.predict(work.sizes) * math.exp(logarithm * num_samples / (num_samples + _TRUSTED))
 
+    def refit(self) -> bool:
+        """See LinearCost."""
+        return self._curve.refit()
+
     def observe(self, ref: WorkerRef, sizes: Sizes, seconds: float) -> None:
         """Work of these sizes, of one prompt or of several together, took so long."""
         if not (math.isfinite(seconds) and seconds > 0):
@@ -301,6 +344,10 @@ class Costs:
         self.overhead = {kind: Smoothed(prior_s) for kind, prior_s in _OVERHEAD_PRIOR_S.items()}
         self.settle = Smoothed(_SETTLE_PRIOR_S)
         self._transfer = LinearCost(_TRANSFER_PRIOR, ((1.0, 0.25), (1.0, 16.0), (1.0, 256.0)))
+
+    def refit(self) -> bool:
+        """Let one of the curves follow its samples, if any has new ones; below a millisecond. Whether one had."""
+        return any(cost.refit() for cost in self.prefill.values()) or self._transfer.refit()
 
     def transfer_s(self, kv_bytes: float) -> float:
         """Seconds of a transfer of `kv_bytes` that are not hidden behind computing."""

@@ -62,12 +62,13 @@ class Drag:
     def _learn(self, now: float) -> None:
         over = self._segment
         num_tokens, took_s = self.num_tokens - over.num_tokens, now - over.begun_at
-        if over.num_streams == 0 or num_tokens < _MIN_STEPS * over.num_streams:
+        if over.num_streams == 0 or num_tokens < _MIN_STEPS * over.num_streams or took_s <= 0:
             return
         gap_s = took_s * over.num_streams / num_tokens
         if over.quiet and now >= self._next_quiet_at:
             self._next_quiet_at = now + _EVERY_S
             self._gap.observe((1.0, over.num_streams / 100), gap_s)
+            self._gap.refit()
         elif over.dragger is not None and now >= self._next_dragged_at:
             quiet_s = self.step_s(over.num_streams)
             if quiet_s is not None:

@@ -53,10 +53,14 @@ class Flow:
                 attempt, watch = await self._next_attempt(progress)
                 async with aclosing(attempt.deltas()) as deltas:
                     async for delta in deltas:
-                        watch.heard(progress.accept(delta))
-                        yield delta
+                        now = self._means.clock.now()
+                        progress.accept(delta)
                         if delta.finish_reason is not None:
+                            watch.heard(delta, now)
+                            yield delta
                             return
+                        yield delta  # first: what is learnt of it is nobody's wait
+                        watch.heard(delta, now)
                 raise InternalError("an attempt ended without a finish reason")
             except DiptychError as error:
                 if isinstance(error, Draining):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import grpc
 
 from contracts.errors import DiptychError, Unavailable
-from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
+from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
 from observability.log import get_logger
 from router.policies import Candidate
 from router.serving.inbox import Inbox, Turns
@@ -95,7 +95,9 @@ class Claim:
 
 
 class Pools:
-    """Owns the channels and sessions to all workers of the registry; `close` gives them back. `claims` are who has what."""
+    """Owns the channels and sessions to all workers of the registry; `close` gives them back. `claims` are who has what,
+    `loads` what each worker had announced when it was a candidate last.
+    """
 
     def __init__(
         self, registry: Registry, breakers: Breakers, config: ChannelConfig, opener: ChannelOpener = open_channel
@@ -110,6 +112,7 @@ class Pools:
         self._closing: set[asyncio.Task[None]] = set()
         self._turns = Turns()
         self.claims: dict[WorkerRef, set[Claim]] = {}
+        self.loads: dict[WorkerRef, WorkerLoad] = {}
         registry.subscribe(self._on_change)
 
     def candidates(self, kind: WorkerKind) -> tuple[Candidate, ...]:
@@ -120,6 +123,7 @@ class Pools:
             if peer is not None and not peer.leaving:
                 doubtful = not self.breakers.offers(worker.info.ref)
                 found.append(peer.tally.candidate(worker, doubtful=doubtful))
+                self.loads[worker.info.ref] = worker.load
         return tuple(found)
 
     def absent_s(self, kind: WorkerKind) -> float:
@@ -199,6 +203,7 @@ class Pools:
         peer = self._peers.pop(ref, None)
         if peer is None:
             return
+        self.loads.pop(ref, None)
         peer.watch.cancel()
         peer.session.close(reason)
         closing = asyncio.ensure_future(peer.channel.close())

@@ -39,7 +39,7 @@ from router.admission.gate import Gate
 from router.admission.limits import LocalBuckets
 from router.admission.permits import Admission
 from router.admission.rate_limits import RateLimits
-from router.choosing.advisor import Advisor, announced
+from router.choosing.advisor import Advisor
 from router.choosing.choice import Chooser
 from router.choosing.prefix_index import PrefixIndex
 from router.choosing.prompts import Prompts
@@ -177,9 +177,8 @@ class World:
             RetryBudget(RETRY.budget, clock),
         )
         ways = DisaggregationConfig(DisaggregationMode.ALWAYS)
-        advisor = Advisor(
-            ways, clock, announced(self.registry), prompts.cached_tokens, DecisionMetrics(self.metrics.registry)
-        )
+        advisor = Advisor(ways, clock, self.pools.loads, prompts.cached_tokens, DecisionMetrics(self.metrics.registry))
+        self.registry.subscribe(advisor.on_change)
         self.ledger = advisor.ledger
         flow = Flow(means, self.metrics, advisor)
         gate = Gate(self.admission, RateLimits(LimitsConfig(), LocalBuckets(clock)))

@@ -108,7 +108,7 @@ class World:
         self.advisor = Advisor(
             self.config,
             self.clock,
-            lambda ref: self._loads[ref],
+            self._loads,
             lambda ref, _: self._cached[ref],
             DecisionMetrics(self.metrics),
         )
@@ -149,7 +149,7 @@ class World:
     def _stream(self) -> Watch:
         """A background answer that is made at D as long as the cell lasts."""
         watch, _ = self._begin(16, Route.COLOCATED)
-        watch.heard(TokenDelta("s", 0, (1,)))
+        watch.heard(TokenDelta("s", 0, (1,)), self._now)
         return watch
 
     def _begin(self, num_tokens: int, route: Route | None) -> tuple[Watch, Progress]:
@@ -201,7 +201,7 @@ class World:
     def _hear(self, probe: Probe, delta: TokenDelta) -> None:
         assert probe.watch is not None
         assert probe.progress is not None
-        probe.watch.heard(probe.progress.accept(delta))
+        probe.watch.heard(probe.progress.accept(delta), self._now)
         if delta.finish_reason is not None:
             probe.watch.end()
 

@@ -27,6 +27,7 @@ def taught(num_samples: int, *, speed: float = 1.0, outliers: float = 0.0, seed:
         work = PromptWork(cached + rng.choice([32, 100, 300, 900, 2000]), cached, rng.choice([0, 0, 4]))
         spoilt = 15 if rng.random() < outliers else 1
         cost.observe(HERE, work.sizes, spoilt * truth(work, speed) * rng.lognormvariate(0, 0.1))
+        cost.refit()
     return cost
 
 
@@ -44,6 +45,23 @@ def test_it_finds_what_prompts_cost_at_every_size(seed: int, speed: float) -> No
 @pytest.mark.parametrize("seed", range(5))
 def test_one_in_ten_that_took_fifteen_times_as_long_changes_little(seed: int) -> None:
     assert max(errors(taught(150, outliers=0.1, seed=seed))) < 0.25
+
+
+def test_once_enough_is_known_it_follows_only_when_it_is_told_to() -> None:
+    costs = Costs()
+    prefill, work = costs.prefill[WorkerKind.PREFILL], PromptWork(500)
+    for _ in range(50):
+        prefill.observe(HERE, work.sizes, truth(work))
+    while costs.refit():
+        pass
+    before = prefill.predict(HERE, PromptWork(2000))
+    for _ in range(7):
+        prefill.observe(HERE, PromptWork(2000).sizes, 1.2 * truth(PromptWork(2000)))
+    assert not costs.refit(), "seven more tell little"
+    prefill.observe(HERE, PromptWork(2000).sizes, 1.2 * truth(PromptWork(2000)))
+    assert costs.refit()
+    assert not costs.refit()
+    assert prefill.predict(HERE, PromptWork(2000)) > 1.05 * before
 
 
 def test_one_sample_sets_the_scale_at_every_size() -> None:

@@ -64,19 +64,49 @@ def test_the_ledger_ends_a_segment_with_every_change() -> None:
         drag.num_tokens += 10
         now += 0.4
         assert ledger.computed(P, key, now) is not None
-        ledger.end({P}, key, now)
+        ledger.end(P, key, now)
     assert drag.step_s(1) == pytest.approx(0.02, rel=0.05)
     assert drag.share(P) == pytest.approx(0.5, abs=0.05)
-    ledger.end({D}, -1, now)
+    ledger.end(D, -1, now)
     assert ledger.backlog(D).empty
 
 
-def test_a_ledger_forgets_workers_that_came_and_went() -> None:
+def test_a_ledger_forgets_a_worker_that_went_when_nothing_of_ours_is_there() -> None:
     ledger = Ledger()
-    ledger.stream(D, 1, 0.0)
-    for number in range(2000):
-        ref = WorkerRef(f"w{number}", 1)
-        ledger.prompt((ref, WorkerKind.PREFILL), 2, WORK, 1.0)
-        ledger.end({ref}, 2, 2.0)
-    assert len(ledger._backlogs) <= 256
-    assert ledger.backlog(D).num_streams == 1
+    ledger.prompt((P, WorkerKind.PREFILL), 1, WORK, 0.0)
+    ledger.stream(D, 2, 0.0)
+    assert set(ledger.known) == {P, D}
+    ledger.gone(P)
+    ledger.gone(D)
+    assert set(ledger.holding) == {P, D}, "what runs there runs on"
+    ledger.end(P, 1, 1.0)
+    ledger.end(D, 2, 1.0)
+    assert ledger.known == ()
+    ledger.end(P, 1, 1.0)
+    assert ledger.computed(P, 1, 1.0) is None
+    ledger.stream(D, 3, 2.0)  # a word that was under way
+    ledger.end(D, 3, 2.0)
+    assert ledger.known == ()
+
+
+def test_a_ledger_keeps_what_it_learnt_of_any_number_of_workers() -> None:
+    ledger = Ledger()
+    for number in range(600):
+        ledger.drag(WorkerRef(f"w{number}", 1))
+    taught_to = ledger.drag(WorkerRef("w0", 1))
+    for number in range(600):
+        ledger.end(WorkerRef(f"w{number}", 1), 1, 1.0)
+    assert ledger.drag(WorkerRef("w0", 1)) is taught_to
+
+
+def test_a_change_at_one_decode_worker_leaves_the_segments_of_others() -> None:
+    ledger = Ledger()
+    drag = ledger.stream(D, 1, 0.0)
+    other = WorkerRef("other", 1)
+    for key in range(10, 22):  # too short for a segment each, if each ended one
+        drag.num_tokens += 2
+        ledger.stream(other, key, key - 9.5)
+        ledger.prompt((other, WorkerKind.DECODE), key, WORK, key - 9.5)
+        if key % 4 == 1:
+            ledger.stream(D, 1, key - 9.5)
+    assert drag.step_s(1) is not None
