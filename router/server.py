@@ -14,6 +14,7 @@ from collections.abc import Coroutine
 
 from contracts.clock import Clock
 from contracts.errors import Unavailable
+from contracts.worker import WorkerKind
 from observability.admission_metrics import AdmissionSeries
 from observability.decision_metrics import DecisionMetrics
 from observability.log import get_logger
@@ -21,6 +22,7 @@ from observability.metrics import RouterMetrics, WorkerSample
 from observability.policy_metrics import PolicyMetrics
 from observability.registry_metrics import RegistryMetrics
 from observability.resilience_metrics import ResilienceMetrics
+from router.admission.capacity import places_for
 from router.admission.gate import Gate
 from router.admission.permits import Admission
 from router.admission.rate_limits import RateLimits
@@ -79,6 +81,8 @@ class RouterServer:
         series = AdmissionSeries(metrics.registry)
         self._admission = Admission(config.admission, clock, series.shed)
         series.watch_queue(lambda: self._admission.backlog.tokens, lambda: self._admission.backlog.wait_s)
+        series.watch_places(lambda: self._admission.num_places)
+        self._registry.subscribe(lambda _: self._follow_capacity())
         self._limits = RateLimits(
             config.limits, buckets(self._membership.link, clock, series.local_limits), series.limited
         )
@@ -162,11 +166,15 @@ class RouterServer:
         """Forget silent workers, move requests away from stalled ones, let gRPC health follow whether one can be served."""
         while True:
             self._registry.expire()
+            self._follow_capacity()
             relieve(self._registry, self._pools)
             reprieve(self._registry, self._pools)
             self._doors.refresh()
             await self._doors.set_serving(self._health.report().servable)
             await self._clock.sleep(min(self._config.registry.ttl_s / _EXPIRY_CHECKS_PER_TTL, _HEALTH_CHECK_S))
+
+    def _follow_capacity(self) -> None:
+        self._admission.resize(places_for(worker.info for worker in self._registry.ready(WorkerKind.DECODE)))
 
     def _sample_workers(self) -> list[WorkerSample]:
         return [
