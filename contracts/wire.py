@@ -44,8 +44,8 @@ def sampling_to_pb(sampling: SamplingParams) -> pb.SamplingParams:
     )
 
 
-def sampling_from_pb(message: pb.SamplingParams, defaults: SamplingParams) -> SamplingParams:
-    """Fields that are absent are taken from `defaults`."""
+def sampling_from_pb(message: pb.SamplingParams, defaults: SamplingParams, seed: int | None = None) -> SamplingParams:
+    """Fields that are absent are taken from `defaults`, and the seed is `seed` where that is given."""
 
     def present(field: str) -> bool:
         return message.HasField(field)  # type: ignore[arg-type]
@@ -61,7 +61,7 @@ def sampling_from_pb(message: pb.SamplingParams, defaults: SamplingParams) -> Sa
         presence_penalty=message.presence_penalty if present("presence_penalty") else defaults.presence_penalty,
         frequency_penalty=message.frequency_penalty if present("frequency_penalty") else defaults.frequency_penalty,
         logit_bias=tuple(sorted(message.logit_bias.items())) or defaults.logit_bias,
-        seed=message.seed if present("seed") else defaults.seed,
+        seed=message.seed if present("seed") else defaults.seed if seed is None else seed,
         max_tokens=message.max_tokens if present("max_tokens") else defaults.max_tokens,
         min_tokens=message.min_tokens if present("min_tokens") else defaults.min_tokens,
         stop_token_ids=tuple(message.stop_token_ids) or defaults.stop_token_ids,

@@ -2,7 +2,7 @@
 
     GenerateRequest ──ask_from_pb──▶ Ask ──▶ service ──▶ Piece ──piece_to_pb──▶ GenerateResponse
 
-Errors are raised as DiptychError; `rpc.server` makes statuses of them. A call that its client cancels closes the answer,
+Errors are raised as DiptychError; `rpc.calls` makes statuses of them. A call that its client cancels closes the answer,
 which frees everything. Does not know HTTP, or how an answer is made.
 """
 
@@ -147,7 +147,7 @@ def ask_from_pb(
     return Ask(
         request_id=message.request_id or new_id(),
         prompt=_prompt_from_pb(message, rules),
-        sampling=sampling_from_pb(message.sampling, card.sampling()),
+        sampling=sampling_from_pb(message.sampling, card.defaults, card.new_seed()),
         model=message.model,
         n=message.n if message.HasField("n") else 1,
         fill_context=not message.sampling.HasField("max_tokens"),

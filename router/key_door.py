@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import grpc
 from grpc_health.v1 import health
-from starlette.requests import Request
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from contracts.errors import Unauthenticated
@@ -55,16 +55,16 @@ class Lock:
             except Unauthenticated as error:
                 self._on_refused("http")
                 await _read_on(receive)
-                response = named(error_response(error), Request(scope), lambda: uuid.uuid4().hex)
+                response = named(error_response(error), Headers(scope=scope), lambda: uuid.uuid4().hex)
                 response.headers["Connection"] = "close"  # its body may not have been read to the end
                 await response(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
 
-def caller_of(request: Request) -> Caller:
+def caller_of(scope: Scope) -> Caller:
     """Whose request it is; ANYBODY where no lock is before the application, and on open paths."""
-    caller = request.scope.get(_SCOPE_KEY, ANYBODY)
+    caller = scope.get(_SCOPE_KEY, ANYBODY)
     assert isinstance(caller, Caller)
     return caller
 

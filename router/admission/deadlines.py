@@ -8,18 +8,21 @@ that passes it leaves, and a client that leaves is noticed anyway, so that heade
 from __future__ import annotations
 
 import math
-
-from starlette.requests import Request
+from collections.abc import Mapping
 
 from contracts.errors import InvalidRequest
 
 TIMEOUT_HEADER = "X-Request-Timeout"
+_TIMEOUT_NAME = TIMEOUT_HEADER.lower()
 _LONGEST_S = 86_400.0
 
 
-def wanted_timeout_s(request: Request) -> float | None:
-    """The client's own limit, None without one. Raises InvalidRequest for what is not a number of seconds above 0."""
-    given = request.headers.get(TIMEOUT_HEADER)
+def wanted_timeout_s(headers: Mapping[str, str]) -> float | None:
+    """The client's own limit in its headers (lower-case names), None without one.
+
+    Raises InvalidRequest for what is not a number of seconds above 0.
+    """
+    given = headers.get(_TIMEOUT_NAME)
     if given is None:
         return None
     try:

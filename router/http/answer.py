@@ -29,6 +29,7 @@ from contracts.errors import (
 )
 from observability.log import get_logger
 from router.exchange import Piece
+from router.http.visit import visit_of
 from router.openai.format import Format
 from router.openai.json import DONE, error_body, event
 
@@ -104,29 +105,27 @@ class AnswerResponse(Response):
         self._form = form
         self._stream = stream
         self._request_id = request_id
-        self._started = False
+        self.begun = False  # whether the client has been sent any of it
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI: make the answer beside a watch for the client's leaving; whichever ends first ends both."""
-        del scope
+        """ASGI: make the answer; the client's leaving cancels that, and is no cancellation to whoever called."""
+        del receive
+        visit = visit_of(scope)
         # The sockets get a turn: when many come and leave at once, nothing is begun for those that have left.
         await asyncio.sleep(0)
-        leaving = asyncio.ensure_future(_left(receive))
-        making: asyncio.Future[None] | None = None
+        if visit.gone:
+            await self._pieces.aclose()
+            return
+        making = asyncio.current_task()
+        assert making is not None
+        visit.watch(making.cancel)
         try:
-            await asyncio.sleep(0)
-            if leaving.done():
-                await self._pieces.aclose()
-                return
-            making = asyncio.ensure_future(self._make(send))
-            await asyncio.wait((making, leaving), return_when=asyncio.FIRST_COMPLETED)
+            await self._make(send)
+        except asyncio.CancelledError:
+            if not visit.gone or making.uncancel():  # the server stops as well
+                raise
         finally:
-            leaving.cancel()
-            if making is not None and not making.done():
-                making.cancel()
-            await asyncio.wait((leaving,) if making is None else (making, leaving))
-        if not making.cancelled():
-            making.result()
+            visit.unwatch()
 
     async def _make(self, send: Send) -> None:
         try:
@@ -147,7 +146,7 @@ class AnswerResponse(Response):
     async def _send_events(self, pieces: AsyncGenerator[Piece, None], send: Send) -> None:
         async for piece in pieces:
             data = self._form.chunk(piece)
-            if not self._started:
+            if not self.begun:
                 headers = {"Cache-Control": "no-cache", **_quota(piece)}
                 await self._send_head(200, b"text/event-stream; charset=utf-8", headers, send)
             if piece.usage is not None:
@@ -157,7 +156,7 @@ class AnswerResponse(Response):
 
     async def _send_error(self, error: DiptychError, send: Send) -> None:
         status, body, headers = error_parts(error)
-        if self._started:
+        if self.begun:
             await send({"type": "http.response.body", "body": event(body) + DONE, "more_body": False})
         else:
             await self._send_body(status, body, headers, send)
@@ -167,7 +166,7 @@ class AnswerResponse(Response):
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _send_head(self, status: int, content_type: bytes, headers: Mapping[str, str], send: Send) -> None:
-        self._started = True
+        self.begun = True
         raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         raw += [(b"content-type", content_type), (b"x-request-id", self._request_id.encode())]
         await send({"type": "http.response.start", "status": status, "headers": raw})
@@ -197,11 +196,3 @@ def _joined(pieces: Sequence[Piece]) -> Piece:
         ending=pieces[-1].ending,
         quota=pieces[0].quota,
     )
-
-
-async def _left(receive: Receive) -> None:
-    """Return when the client has gone; its body was read before."""
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return

@@ -9,11 +9,14 @@ import asyncio
 import math
 from dataclasses import dataclass
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from starlette.types import Receive
 
 from contracts.errors import shown
 from router.admission.deadlines import wanted_timeout_s
+from router.http.incoming import Incoming
+from router.http.visit import visit_of
 from router.openai.json import error_body
 
 _READ_ON = 4  # times the limit
@@ -37,8 +40,10 @@ class Refused(Exception):
         self.response = Response(body, status, {"Connection": "close"}, media_type="application/json")
 
 
-async def read_body(request: Request, limits: FrontLimits) -> bytes:
-    """The whole body. Raises Refused for a kind that is not read, over the limit, and when it takes too long to come."""
+async def read_body(request: Incoming, limits: FrontLimits) -> bytes:
+    """The whole body. Raises Refused for a kind that is not read, over the limit, and when it takes too long to come, and
+    ClientDisconnect.
+    """
     content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if content_type != "application/json":
         said = f"Content-Type: got {shown(content_type)}, must be application/json"
@@ -46,23 +51,27 @@ async def read_body(request: Request, limits: FrontLimits) -> bytes:
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise Refused(415, f"Content-Encoding: got {shown(encoding)}, must be identity", "unsupported_encoding")
-    limit_s = min(limits.request_timeout_s, wanted_timeout_s(request) or math.inf)
+    limit_s = min(limits.request_timeout_s, wanted_timeout_s(request.headers) or math.inf)
+    if visit_of(request.scope).whole:  # as nearly every one: to set a timer and take it back costs more than to read
+        return await _read(request.receive, limits.max_body_bytes)
     try:
         async with asyncio.timeout(limit_s):
-            return await _read(request, limits.max_body_bytes)
+            return await _read(request.receive, limits.max_body_bytes)
     except TimeoutError as error:
         waited = f"body: not complete after {limit_s:g} s, which is the limit"
         raise Refused(408, waited, "request_timeout") from error
 
 
-async def _read(request: Request, limit: int) -> bytes:
+async def _read(receive: Receive, limit: int) -> bytes:
     """A body that is too large is read on for a while and dropped: a client that still writes does not hear an answer."""
     parts: list[bytes] = []
-    size = 0
-    async for part in request.stream():
+    size, more = 0, True
+    while more and size <= _READ_ON * limit:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        part, more = message.get("body", b""), message.get("more_body", False)
         size += len(part)
-        if size > _READ_ON * limit:
-            break
         if size <= limit:
             parts.append(part)
     if size > limit:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib.metadata
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -28,10 +27,12 @@ from router.exchange import Ask, TextPrompt, valid_traceparent
 from router.health import HealthReport
 from router.http.answer import AnswerResponse, error_response
 from router.http.body import FrontLimits, Refused, read_body
+from router.http.direct import Direct, Endpoint
+from router.http.incoming import Incoming
 from router.http.request_name import checked_name, given_name, named
 from router.http.tokenize import TokenizeFront
 from router.key_door import caller_of
-from router.openai.ask import completion_ask
+from router.openai.ask import Envelope, completion_ask
 from router.openai.chat import ChatRules
 from router.openai.format import ChatFormat, CompletionFormat, Echo, Format, Frame
 from router.openai.json import Json, error_body, render
@@ -62,43 +63,48 @@ class HttpFront:
         self._rules = rules
         self._started_at = int(time.time())
         tokens = TokenizeFront(service, rules, limits)
-        self.app = Starlette(
+        loaded = {
+            "/v1/chat/completions": self._guarded(self._chat),
+            "/v1/completions": self._guarded(self._completion),
+        }
+        rest = Starlette(
             routes=[
-                Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
-                Route("/v1/completions", self._guarded(self._completion), methods=["POST"]),
-                Route("/v1/models", self._guarded(self._models)),
-                Route("/v1/models/{name:path}", self._guarded(self._model)),
-                Route("/tokenize", self._guarded(tokens.tokenize), methods=["POST"]),
-                Route("/detokenize", self._guarded(tokens.detokenize), methods=["POST"]),
-                Route("/health", self._guarded(self._health)),
-                Route("/ping", self._guarded(self._health), methods=["GET", "POST"]),
-                Route("/version", self._guarded(self._version)),
-                Route("/metrics", self._guarded(self._show_metrics)),
+                *(_route(path, endpoint, "POST") for path, endpoint in loaded.items()),  # for other methods
+                _route("/v1/models", self._guarded(self._models)),
+                _route("/v1/models/{name:path}", self._guarded(self._model)),
+                _route("/tokenize", self._guarded(tokens.tokenize), "POST"),
+                _route("/detokenize", self._guarded(tokens.detokenize), "POST"),
+                _route("/health", self._guarded(self._health)),
+                _route("/ping", self._guarded(self._health), "GET", "POST"),
+                _route("/version", self._guarded(self._version)),
+                _route("/metrics", self._guarded(self._show_metrics)),
             ],
             exception_handlers={HTTPException: self._on_http_exception, Exception: self._on_fault},
         )
+        self.app = Direct({("POST", path): endpoint for path, endpoint in loaded.items()}, rest, self._fault)
 
-    async def _chat(self, request: Request, request_id: str) -> Response:
+    async def _chat(self, request: Incoming, request_id: str) -> Response:
         body = parse(ChatBody, await read_body(request, self._limits))
-        request_id = _name(request, body) or request_id
-        asked = self._rules.ask(body, request_id, _traceparent(request))
-        frame = self._frame(body, f"chatcmpl-{request_id}", logprobs=body.logprobs is True)
+        envelope = _envelope(request, body, request_id)
+        asked = self._rules.ask(body, envelope)
+        frame = self._frame(body, f"chatcmpl-{envelope.request_id}", logprobs=body.logprobs is True)
         form = ChatFormat(frame) if asked.tools is None else ToolChatFormat(frame, asked.tools)
-        return self._answer(_asked_by(request, body, asked.ask), form, body, _chat_names(body))
+        return self._answer(asked.ask, form, body, _chat_names(body))
 
-    async def _completion(self, request: Request, request_id: str) -> Response:
+    async def _completion(self, request: Incoming, request_id: str) -> Response:
         body = parse(CompletionBody, await read_body(request, self._limits))
-        request_id = _name(request, body) or request_id
-        ask = completion_ask(body, self._service.card, request_id, _traceparent(request))
-        frame = self._frame(body, f"cmpl-{request_id}", logprobs=body.logprobs is not None)
-        frame = replace(frame, echo=_echo(ask) if body.echo else None, per_prompt=ask.n)
-        return self._answer(_asked_by(request, body, ask), CompletionFormat(frame), body)
+        ask = completion_ask(body, self._service.card, _envelope(request, body, request_id))
+        echo = _echo(ask) if body.echo else None
+        frame = self._frame(body, f"cmpl-{ask.request_id}", body.logprobs is not None, echo, ask.n)
+        return self._answer(ask, CompletionFormat(frame), body)
 
     def _answer(self, ask: Ask, form: Format, body: CommonBody, names: Mapping[str, str] | None = None) -> Response:
         pieces = self._service.answer(ask, self._limits.request_timeout_s)
         return AnswerResponse(pieces, form, body.stream is True, ask.request_id, names)
 
-    def _frame(self, body: CommonBody, response_id: str, *, logprobs: bool) -> Frame:
+    def _frame(
+        self, body: CommonBody, response_id: str, logprobs: bool, echo: Echo | None = None, per_prompt: int = 1
+    ) -> Frame:
         card = self._service.card
         return Frame(
             response_id=response_id,
@@ -111,35 +117,35 @@ class HttpFront:
             token_ids=body.return_token_ids is True,
             logprobs=logprobs,
             prompt_logprobs=body.prompt_logprobs is not None,
+            echo=echo,
+            per_prompt=per_prompt,
             stop_token_ids=frozenset(body.stop_token_ids or ()),
             running_usage=body.wants_running_usage,
         )
 
-    def _guarded(
-        self, endpoint: Callable[[Request, str], Awaitable[Response]]
-    ) -> Callable[[Request], Awaitable[Response]]:
+    def _guarded(self, endpoint: Callable[[Incoming, str], Awaitable[Response]]) -> Endpoint:
         """An endpoint whose errors are said in OpenAI's way, and whose request has a name."""
 
-        async def call(request: Request) -> Response:
+        async def call(request: Incoming) -> Response:
             try:
-                response = await endpoint(request, given_name(request) or self._new_id())
+                response = await endpoint(request, given_name(request.headers) or self._new_id())
             except Refused as refusal:
                 response = refusal.response
             except DiptychError as error:
                 response = error_response(error)
             except ClientDisconnect:
                 return Response(status_code=499)  # nobody reads it
-            return response if isinstance(response, AnswerResponse) else named(response, request, self._new_id)
+            return response if isinstance(response, AnswerResponse) else named(response, request.headers, self._new_id)
 
         return call
 
-    async def _models(self, request: Request, request_id: str) -> Response:
+    async def _models(self, request: Incoming, request_id: str) -> Response:
         del request, request_id
         return _json({"object": "list", "data": [self._model_json()]})
 
-    async def _model(self, request: Request, request_id: str) -> Response:
+    async def _model(self, request: Incoming, request_id: str) -> Response:
         del request_id
-        self._service.check_model(request.path_params["name"])
+        self._service.check_model(request.scope["path_params"]["name"])
         return _json(self._model_json())
 
     def _model_json(self) -> dict[str, Json]:
@@ -153,13 +159,13 @@ class HttpFront:
             "max_model_len": self._service.max_model_len(),
         }
 
-    async def _health(self, request: Request, request_id: str) -> Response:
+    async def _health(self, request: Incoming, request_id: str) -> Response:
         """200 only when a request can be served: the body says what there is, and what is missing."""
         del request, request_id
         report = self._health_now()
         return _json(report.as_json(), 200 if report.servable else 503)
 
-    async def _version(self, request: Request, request_id: str) -> Response:
+    async def _version(self, request: Incoming, request_id: str) -> Response:
         del request, request_id
         return _json({"version": importlib.metadata.version("diptych")})
 
@@ -168,14 +174,19 @@ class HttpFront:
         message = f"{request.method} {request.url.path[:_SHOWN_PATH]}: {error.detail}"
         body = error_body(message, "invalid_request_error", None, error.detail.lower().replace(" ", "_"))
         response = Response(body, error.status_code, error.headers, media_type="application/json")
-        return named(response, request, self._new_id)
+        return named(response, request.headers, self._new_id)
 
     async def _on_fault(self, request: Request, error: Exception) -> Response:
-        """A fault of ours outside of any answer; starlette raises it again, so that uvicorn logs it."""
+        """Starlette's: it raises the error again, so that uvicorn logs it."""
         del error
-        return named(error_response(InternalError("a fault of this server; see its log")), request, self._new_id)
+        return self._fault(Incoming(request.scope, request.receive))
 
-    async def _show_metrics(self, request: Request, request_id: str) -> Response:
+    def _fault(self, request: Incoming) -> Response:
+        """What is said of a fault of ours outside of any answer."""
+        said = error_response(InternalError("a fault of this server; see its log"))
+        return named(said, request.headers, self._new_id)
+
+    async def _show_metrics(self, request: Incoming, request_id: str) -> Response:
         del request, request_id
         return Response(self._metrics.render(), media_type="text/plain; version=0.0.4")
 
@@ -186,18 +197,24 @@ def _chat_names(body: ChatBody) -> Mapping[str, str]:
     return names if body.max_completion_tokens is None else {**names, "max_tokens": "max_completion_tokens"}
 
 
-def _name(request: Request, body: CommonBody) -> str:
-    """The header goes before vLLM's field."""
-    return given_name(request) or checked_name("request_id", body.request_id or "")
+def _route(path: str, endpoint: Endpoint, *methods: str) -> Route:
+    async def call(request: Request) -> Response:
+        return await endpoint(Incoming(request.scope, request.receive))
+
+    return Route(path, call, methods=list(methods) or None)
 
 
-def _asked_by(request: Request, body: CommonBody, ask: Ask) -> Ask:
-    """What the connection and headers say of who asks."""
-    return replace(
-        ask,
-        caller=caller_of(request),
-        timeout_s=wanted_timeout_s(request),
-        session=session_of(request.headers.get(HEADER), body.prompt_cache_key, body.user),
+def _envelope(request: Incoming, body: CommonBody, request_id: str) -> Envelope:
+    """`request_id` is the header's name of it or, where there is none, one of ours, before which vLLM's field goes."""
+    headers = request.headers
+    if body.request_id and not given_name(headers):
+        request_id = checked_name("request_id", body.request_id)
+    return Envelope(
+        request_id=request_id,
+        traceparent=valid_traceparent(headers.get("traceparent", "")),
+        caller=caller_of(request.scope),
+        timeout_s=wanted_timeout_s(headers),
+        session=session_of(headers.get(HEADER), body.prompt_cache_key, body.user),
     )
 
 
@@ -206,10 +223,6 @@ def _echo(ask: Ask) -> Echo:
     cut = ask.truncate_prompt is not None
     texts = tuple(prompt.text if isinstance(prompt, TextPrompt) and not cut else None for prompt in ask.prompts)
     return Echo(texts, ask.skip_special_tokens)
-
-
-def _traceparent(request: Request) -> str:
-    return valid_traceparent(request.headers.get("traceparent", ""))
 
 
 def _json(value: Json, status: int = 200) -> Response:

@@ -5,20 +5,21 @@ Does not know what was asked.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from contracts.errors import InvalidRequest
 from router.service import MAX_REQUEST_ID_CHARS
 
 HEADER = "X-Request-Id"
+_NAME = HEADER.lower()
 
 
-def given_name(request: Request) -> str:
-    """The client's own, or nothing. Raises InvalidRequest for one that cannot go out again."""
-    return checked_name(HEADER, request.headers.get(HEADER, ""))
+def given_name(headers: Mapping[str, str]) -> str:
+    """The client's own in its headers (lower-case names), or nothing. Raises InvalidRequest for one that cannot go out again."""
+    given = headers.get(_NAME, "")
+    return checked_name(HEADER, given) if given else ""
 
 
 def checked_name(field: str, given: str) -> str:
@@ -28,10 +29,10 @@ def checked_name(field: str, given: str) -> str:
     return given
 
 
-def named(response: Response, request: Request, new_id: Callable[[], str]) -> Response:
-    """The response with the request's name, where it does not say one yet."""
+def named(response: Response, headers: Mapping[str, str], new_id: Callable[[], str]) -> Response:
+    """The response with the name of a request with these headers, where it does not say one yet."""
     if HEADER not in response.headers:
-        given = request.headers.get(HEADER, "")
+        given = headers.get(_NAME, "")
         fit = given and len(given) <= MAX_REQUEST_ID_CHARS and given.isascii() and given.isprintable()
         response.headers[HEADER] = given if fit else new_id()
     return response

@@ -17,9 +17,9 @@ import ssl
 from collections.abc import Callable
 
 from contracts.clock import MonotonicClock
+from contracts.upkeep import kept_up
 from observability.log import get_logger
 from router.http.guests import Guest, Guests
-from router.upkeep import kept_up
 
 log = get_logger(__name__)
 HELLO_S = 10.0

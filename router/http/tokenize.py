@@ -6,10 +6,10 @@ Does not know workers.
 
 from __future__ import annotations
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from router.http.body import FrontLimits, read_body
+from router.http.incoming import Incoming
 from router.openai.chat import ChatRules
 from router.openai.json import Json, render
 from router.openai.logprobs import spelled
@@ -25,7 +25,7 @@ class TokenizeFront:
         self._rules = rules
         self._limits = limits
 
-    async def tokenize(self, request: Request, request_id: str) -> Response:
+    async def tokenize(self, request: Incoming, request_id: str) -> Response:
         """count, max_model_len, tokens, and token_strs when asked for."""
         del request_id
         body = parse(TokenizeBody, await read_body(request, self._limits))
@@ -40,7 +40,7 @@ class TokenizeFront:
         }
         return Response(render(answer), media_type="application/json")
 
-    async def detokenize(self, request: Request, request_id: str) -> Response:
+    async def detokenize(self, request: Incoming, request_id: str) -> Response:
         """prompt: the text of all tokens, special ones as they are written."""
         del request_id
         body = parse(DetokenizeBody, await read_body(request, self._limits))

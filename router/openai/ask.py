@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import cast
 
 from contracts.errors import InvalidRequest
 from contracts.sampling import SamplingParams
+from router.caller import ANYBODY, Caller
 from router.choosing.route import Route
 from router.exchange import Ask, Prompt, TextPrompt, TokenPrompt
 from router.openai.schema import CommonBody, CompletionBody
@@ -23,36 +24,58 @@ _COMPLETION_DEFAULT_MAX_TOKENS = 16  # OpenAI's
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")  # bounded: Python refuses to read a number of thousands of digits
 
 
-def completion_ask(body: CompletionBody, card: ModelCard, request_id: str, traceparent: str) -> Ask:
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What is around a body, as an Ask has it: the request's name, and what its connection and headers say of who asks."""
+
+    request_id: str
+    traceparent: str = ""
+    caller: Caller = ANYBODY
+    timeout_s: float | None = None
+    session: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """How long an answer may be, as an Ask has it. `max_tokens` None is nobody's wish."""
+
+    max_tokens: int | None
+    fill_at_most: int | None = None
+    prompt_only: bool = False
+
+
+def completion_ask(body: CompletionBody, card: ModelCard, envelope: Envelope) -> Ask:
     """What a completion asks for. Raises InvalidRequest."""
     if body.best_of not in (None, 1, body.n):
         raise InvalidRequest("best_of", body.best_of, "is not served yet; leave it out")
-    sampling = replace(sampling_of(body, card), logprobs=body.logprobs)
-    if body.max_tokens is not None:
-        sampling = replace(sampling, max_tokens=body.max_tokens)
+    of_prompt = body.prompt_logprobs
     if body.echo and body.logprobs is not None:  # of the prompt too
-        if body.prompt_logprobs not in (None, body.logprobs):
+        if of_prompt not in (None, body.logprobs):
             said = f"with echo it must be as logprobs, {body.logprobs}, or left out"
-            raise InvalidRequest("prompt_logprobs", body.prompt_logprobs, said)
-        sampling = replace(sampling, prompt_logprobs=body.logprobs)
+            raise InvalidRequest("prompt_logprobs", of_prompt, said)
+        of_prompt = body.logprobs
     prompt_only = body.echo is True and body.max_tokens == 0
-    if prompt_only:
-        if sampling.min_tokens:
-            raise InvalidRequest("min_tokens", sampling.min_tokens, "must be 0 with max_tokens: 0")
-        sampling = replace(sampling, max_tokens=1, logprobs=None)
-    ask = base_ask(body, _completion_prompts(body), sampling, request_id, traceparent)
-    ask = replace(ask, fill_context=body.max_tokens is None, fill_at_most=_COMPLETION_DEFAULT_MAX_TOKENS)
-    return replace(ask, prompt_only=prompt_only)
+    if prompt_only and body.min_tokens:
+        raise InvalidRequest("min_tokens", body.min_tokens, "must be 0 with max_tokens: 0")
+    length = Length(1 if prompt_only else body.max_tokens, _COMPLETION_DEFAULT_MAX_TOKENS, prompt_only)
+    logprobs = None if prompt_only else body.logprobs
+    sampling = sampling_of(body, card, max_tokens=length.max_tokens, logprobs=logprobs, prompt_logprobs=of_prompt)
+    return base_ask(body, _completion_prompts(body), sampling, envelope, length)
 
 
 def base_ask(
-    body: CommonBody, prompts: tuple[Prompt, ...], sampling: SamplingParams, request_id: str, traceparent: str
+    body: CommonBody,
+    prompts: tuple[Prompt, ...],
+    sampling: SamplingParams,
+    envelope: Envelope,
+    length: Length,
+    marks: tuple[str, ...] = (),
 ) -> Ask:
     """What is asked for by fields that all requests have. Raises InvalidRequest."""
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     route = None if body.diptych is None or body.diptych.route is None else Route(body.diptych.route)
     return Ask(
-        request_id=request_id,
+        request_id=envelope.request_id,
         prompt=prompts[0],
         more_prompts=prompts[1:],
         seeded=body.seed is not None,
@@ -60,21 +83,29 @@ def base_ask(
         sampling=sampling,
         n=1 if body.n is None else body.n,
         model=body.model or "",
+        fill_context=length.max_tokens is None,
+        fill_at_most=length.fill_at_most,
+        prompt_only=length.prompt_only,
         stop=stop,
         include_stop=body.include_stop_str_in_output is True,
         skip_special_tokens=body.skip_special_tokens is not False,
+        marks=marks,
         priority=body.priority or 0,
         route=route,
-        traceparent=traceparent,
+        timeout_s=envelope.timeout_s,
+        traceparent=envelope.traceparent,
+        session=envelope.session,
+        caller=envelope.caller,
     )
 
 
-def sampling_of(body: CommonBody, card: ModelCard) -> SamplingParams:
-    """The model's defaults with the fields that the body has."""
-    base = card.sampling()
+def sampling_of(
+    body: CommonBody, card: ModelCard, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+) -> SamplingParams:
+    """The model's defaults with the fields that the body has, of which those that are named depend on the endpoint."""
+    base = card.defaults
     top_k = base.top_k if body.top_k is None else max(body.top_k, 0) if body.top_k >= -1 else body.top_k
-    return replace(
-        base,
+    return SamplingParams(
         temperature=_given(body.temperature, base.temperature),
         top_p=_given(body.top_p, base.top_p),
         min_p=_given(body.min_p, base.min_p),
@@ -82,12 +113,14 @@ def sampling_of(body: CommonBody, card: ModelCard) -> SamplingParams:
         presence_penalty=_given(body.presence_penalty, base.presence_penalty),
         frequency_penalty=_given(body.frequency_penalty, base.frequency_penalty),
         top_k=top_k,  # -1 is vLLM's other word for all
-        seed=base.seed if body.seed is None else body.seed,
+        seed=card.new_seed() if body.seed is None else body.seed,
+        max_tokens=base.max_tokens if max_tokens is None else max_tokens,
         min_tokens=body.min_tokens or 0,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=body.ignore_eos is True,
-        logit_bias=_logit_bias(body.logit_bias or {}),
-        prompt_logprobs=body.prompt_logprobs,
+        logit_bias=_logit_bias(body.logit_bias) if body.logit_bias else (),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
     )
 
 

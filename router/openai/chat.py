@@ -18,7 +18,7 @@ from contracts.errors import ConfigError, InvalidRequest
 from contracts.sampling import MAX_LOGPROBS
 from router.config import ChatConfig
 from router.exchange import Ask, ChatPrompt, TextPrompt
-from router.openai.ask import base_ask, sampling_of
+from router.openai.ask import Envelope, Length, base_ask, sampling_of
 from router.openai.messages import parse_tools, tool_names
 from router.openai.schema import ChatBody, TokenizeBody
 from router.text.chat_template import RESERVED_VARIABLES, Conversation, Message, says
@@ -65,27 +65,26 @@ class ChatRules:
             raise ConfigError(f"tool_call_parser: got {config.tool_call_parser!r}, must be one of {', '.join(known)}")
         self._parser = config.tool_call_parser
 
-    def ask(self, body: ChatBody, request_id: str, traceparent: str) -> ChatAsk:
+    def ask(self, body: ChatBody, envelope: Envelope) -> ChatAsk:
         """Raises InvalidRequest."""
         if body.top_logprobs is not None and not body.logprobs:
             raise InvalidRequest("top_logprobs", body.top_logprobs, "needs logprobs: true")
         if body.top_logprobs is not None and not 0 <= body.top_logprobs <= MAX_LOGPROBS:
             raise InvalidRequest("top_logprobs", body.top_logprobs, f"must be from 0 to {MAX_LOGPROBS}")
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        sampling = replace(sampling_of(body, self._card), logprobs=logprobs)
         max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-        if max_tokens is not None:
-            sampling = replace(sampling, max_tokens=max_tokens)
+        sampling = sampling_of(
+            body, self._card, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=body.prompt_logprobs
+        )
         tools = _wanted(parse_tools(body.tools), body.tool_choice)
         conversation = self._conversation(body, tools, tuple(body.documents or ()))
         prompt = ChatPrompt(conversation, body.add_special_tokens is True)
-        ask = replace(base_ask(body, (prompt,), sampling, request_id, traceparent), fill_context=max_tokens is None)
-        dialect = self._dialect(conversation)
-        if not tools or dialect is None:
-            return ChatAsk(ask, None)
-        names = tool_names(tools)
-        use = ToolUse(lambda: dialect.new_parser(names), body.parallel_tool_calls is not False)
-        return ChatAsk(replace(ask, marks=dialect.marks), use)
+        length, dialect = Length(max_tokens), self._dialect(conversation) if tools else None
+        if dialect is None:
+            return ChatAsk(base_ask(body, (prompt,), sampling, envelope, length), None)
+        names, new_parser = tool_names(tools), dialect.new_parser
+        use = ToolUse(lambda: new_parser(names), body.parallel_tool_calls is not False)
+        return ChatAsk(base_ask(body, (prompt,), sampling, envelope, length, dialect.marks), use)
 
     def prompt(self, body: TokenizeBody) -> ChatPrompt | TextPrompt:
         """What is to be tokenised. Raises InvalidRequest."""

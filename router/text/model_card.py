@@ -64,8 +64,12 @@ class ModelCard:
         raise InvalidRequest(place.format(index), wrong, f"must be from 0 to {self.vocab_size - 1}")
 
     def sampling(self) -> SamplingParams:
-        """The model's defaults with a seed of their own, so that every attempt of a request makes the same tokens."""
-        return replace(self.defaults, seed=secrets.randbelow(MAX_SEED + 1))
+        """The model's defaults with a seed of their own."""
+        return replace(self.defaults, seed=self.new_seed())
+
+    def new_seed(self) -> int:
+        """One for a request whose client has none, so that every attempt of it makes the same tokens."""
+        return secrets.randbits(MAX_SEED.bit_length())
 
 
 def load_model_card(model_dir: Path, name: str) -> ModelCard:

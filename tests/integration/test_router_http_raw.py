@@ -8,11 +8,12 @@ import httpx
 import pytest
 
 from observability.metrics import RouterMetrics
-from router.config import ChatConfig
+from router.config import ChatConfig, HttpConfig
 from router.health import HealthReport
 from router.http.body import FrontLimits
 from router.http.front import HttpFront
 from router.http.protocol import MAX_HEAD_BYTES
+from router.http.server import HttpServer
 from router.openai.chat import ChatRules
 from router.server import new_id
 from router.service import Inference
@@ -145,15 +146,26 @@ class Faulty(Inference):
     def check_model(self, name):
         raise RuntimeError(f"a bug at {name}")
 
+    def answer(self, ask, timeout_s):
+        raise RuntimeError(f"a bug at {ask.request_id}")
 
-async def test_a_fault_of_ours_is_an_error_body_too():
+
+async def test_a_fault_of_ours_is_an_error_body_too(caplog):
     metrics = RouterMetrics(MODEL, list, lambda: (0, 0))
     health = HealthReport("ok", {}, (), {}, ())
     card = load_model_card(TINY, MODEL)
     rules = ChatRules(card, ChatConfig())
     app = HttpFront(Faulty(card), lambda: health, metrics, FrontLimits(1000, 1.0), new_id, rules).app
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-        response = await client.get("/v1/models/tiny")
-    assert response.status_code == 500
-    assert response.json()["error"]["type"] == "server_error"
+    server = HttpServer(HttpConfig(port=0), app)
+    port = server.bind()
+    await server.start()
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            framed, direct = await client.get("/v1/models/tiny"), await client.post("/v1/completions", json=BASE)
+    finally:
+        await server.stop(0.0)
+    for response in (framed, direct):
+        assert response.status_code == 500
+        assert response.json()["error"]["type"] == "server_error"
+        assert response.headers["x-request-id"]
+    assert sum("Exception in ASGI application" in line for line in caplog.messages) == 2, "and each is logged"

@@ -14,7 +14,7 @@ from openai.types.chat import completion_create_params as chat_create_params
 
 from contracts.errors import InvalidRequest
 from router.config import ChatConfig
-from router.openai.ask import completion_ask
+from router.openai.ask import Envelope, completion_ask
 from router.openai.chat import ChatRules
 from router.openai.schema import ChatBody, CompletionBody, parse
 from router.text.chat_template import ChatTemplate
@@ -173,9 +173,9 @@ def asked(kind, changes):
     """What is asked for, without what a request cannot do without."""
     body = json.dumps({**BASE[kind], **changes}).encode()
     if kind == "chat":
-        chat = RULES.ask(parse(ChatBody, body), "r", "")
+        chat = RULES.ask(parse(ChatBody, body), Envelope("r"))
         return chat.ask, chat.tools is None
-    return completion_ask(parse(CompletionBody, body), CARD, "r", ""), True
+    return completion_ask(parse(CompletionBody, body), CARD, Envelope("r")), True
 
 
 @pytest.mark.parametrize("kind", KINDS)

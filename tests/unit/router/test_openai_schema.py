@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from contracts.errors import InvalidRequest
 from router.config import ChatConfig
-from router.openai.ask import completion_ask
+from router.openai.ask import Envelope, completion_ask
 from router.openai.chat import ChatRules
 from router.openai.schema import NOT_SERVED, ChatBody, CompletionBody, parse
 from router.text.chat_template import ChatTemplate
@@ -20,8 +20,8 @@ TINY = load_model_card(Path(__file__).parents[2] / "fixtures/tiny-austen", "tiny
 CARD = replace(TINY, chat_template=ChatTemplate("{{ messages }}", {}))
 
 
-def chat_ask(body, card, request_id, traceparent):
-    return ChatRules(card, ChatConfig()).ask(body, request_id, traceparent).ask
+def chat_ask(body, card, envelope):
+    return ChatRules(card, ChatConfig()).ask(body, envelope).ask
 
 
 KINDS = {"chat": (ChatBody, chat_ask), "completion": (CompletionBody, completion_ask)}
@@ -35,7 +35,7 @@ values = st.recursive(
 
 def ask(kind, body):
     model, make = KINDS[kind]
-    return make(parse(model, body if isinstance(body, bytes) else json.dumps(body).encode()), CARD, "r", "")
+    return make(parse(model, body if isinstance(body, bytes) else json.dumps(body).encode()), CARD, Envelope("r"))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,10 +1,9 @@
 """The chat templates that Qwen 2.5, Qwen 3, Llama 3.1 and 3.2 really have: we render them as transformers does, and hear in
 an answer the calls that they write.
 
-They are read out of the wheel of trl, a development dependency that ships models' templates; none is copied here.
+None is copied here: see tests/chat_templates.py.
 """
 
-import importlib.metadata
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,14 +16,15 @@ from transformers import PreTrainedTokenizerFast
 
 from contracts.errors import InvalidRequest
 from router.config import ChatConfig
+from router.openai.ask import Envelope
 from router.openai.chat import ChatRules
 from router.openai.schema import ChatBody, parse
 from router.text.chat_template import ChatTemplate, Conversation, Message
 from router.text.model_card import load_model_card
 from router.toolcalls.dialects import DIALECTS, dialect_of
+from tests.chat_templates import template_of
 
 TINY = Path(__file__).parents[2] / "fixtures/tiny-austen"
-FOLDER = Path(str(importlib.metadata.distribution("trl").locate_file("trl/chat_templates")))
 OTHERS = ("cohere2", "deepseekv3", "gemma", "gemma3", "glm4moe", "gptoss", "lfm2", "llama3_training", "phi3", "qwen3_6")
 QWEN, LLAMA = ("qwen2_5", "qwen3", "qwen3_instruct_2507"), ("llama3_1", "llama3_2")
 BOS = {"bos_token": "<|begin_of_text|>"}
@@ -86,10 +86,6 @@ CASES = {
 DATE = {"date_string": "30 Nov 2026"}  # Llama 3.2 looks at the clock
 
 
-def source(name: str) -> str:
-    return (FOLDER / f"{name}.jinja").read_text()
-
-
 @pytest.fixture(scope="module")
 def hugging_face():
     return PreTrainedTokenizerFast(tokenizer_file=str(TINY / "tokenizer.json"), **BOS)
@@ -115,9 +111,11 @@ def ours(card, name, turns, more) -> str:
         for turn in turns
     ]
     body = {"messages": sent, **more, "chat_template_kwargs": {**DATE, **more.get("chat_template_kwargs", {})}}
-    card = replace(card, chat_template=ChatTemplate(source(name), BOS))
+    card = replace(card, chat_template=ChatTemplate(template_of(name), BOS))
     conversation = (
-        ChatRules(card, ChatConfig()).ask(parse(ChatBody, json.dumps(body).encode()), "r", "").ask.prompt.conversation
+        ChatRules(card, ChatConfig())
+        .ask(parse(ChatBody, json.dumps(body).encode()), Envelope("r"))
+        .ask.prompt.conversation
     )
     return card.template_for(conversation).render(conversation)
 
@@ -126,7 +124,7 @@ def theirs(tokenizer, name, turns, more) -> str:
     options = {"add_generation_prompt": not more.get("continue_final_message"), **DATE, **more}
     options |= options.pop("chat_template_kwargs", {})
     return tokenizer.apply_chat_template(
-        [{"content": None, **turn} for turn in turns], chat_template=source(name), tokenize=False, **options
+        [{"content": None, **turn} for turn in turns], chat_template=template_of(name), tokenize=False, **options
     )
 
 
@@ -172,7 +170,7 @@ def test_what_the_template_writes_is_heard_as_the_call_that_it_is(card, name):
     assert after.startswith(before)
     answer = after[len(before) :]
     end = max(answer.find("<|im_end|>"), answer.find("<|eot_id|>"))  # an end token, which is not text
-    dialect = dialect_of(source(name))
+    dialect = dialect_of(template_of(name))
     assert dialect is DIALECTS["hermes" if name in QWEN else "llama3_json"]
     for width in (1, 7, end):
         parser = dialect.new_parser(frozenset({"get_weather"}))
@@ -200,7 +198,7 @@ def test_templates_of_other_models_are_the_same_text(hugging_face, name):
         expected = theirs(hugging_face, name, turns, {})
     messages = tuple(Message(turn["role"], turn["content"]) for turn in turns)
     with refusal() as our_refusal:
-        got = ChatTemplate(source(name), BOS).render(Conversation(messages, variables=tuple(DATE.items())))
+        got = ChatTemplate(template_of(name), BOS).render(Conversation(messages, variables=tuple(DATE.items())))
     assert bool(their_refusal) == bool(our_refusal), (their_refusal, our_refusal)
     if not our_refusal:
         assert got == expected

@@ -1,0 +1,50 @@
+"""One HTTP request as its connection sees it: whether all of it is here, and whether its client has left.
+
+    connection ──▶ whole                    the body has come to its end: reading it waits for nobody
+               ──▶ gone ──▶ whoever watches, at once and once
+
+ASGI says both only to those who wait for a message, which for an answer that is being made is a task of its own. Does not know
+what is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from starlette.types import Scope
+
+SCOPE_KEY = "diptych.visit"
+
+
+class Visit:
+    """One per request. Its connection says `leave`, and sets `whole`; `gone` and `whole` are never unsaid."""
+
+    __slots__ = ("_on_left", "gone", "whole")
+
+    def __init__(self) -> None:
+        self.whole = False
+        self.gone = False
+        self._on_left: Callable[[], object] | None = None
+
+    def leave(self) -> None:
+        """The client has gone. Idempotent."""
+        self.gone = True
+        on_left, self._on_left = self._on_left, None
+        if on_left is not None:
+            on_left()
+
+    def watch(self, on_left: Callable[[], object]) -> None:
+        """Call this when the client leaves, which it has not done yet, instead of what was to be called before."""
+        assert not self.gone
+        self._on_left = on_left
+
+    def unwatch(self) -> None:
+        """Call nothing any more."""
+        self._on_left = None
+
+
+def visit_of(scope: Scope) -> Visit:
+    """That of a request on a connection of `router.http.server`."""
+    visit = scope[SCOPE_KEY]
+    assert isinstance(visit, Visit)
+    return visit
