@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from contracts.errors import InvalidRequest
-from contracts.sampling import SamplingParams
+from contracts.sampling import MAX_SEED, SamplingParams
 from router.caller import ANYBODY, Caller
 from router.choosing.route import Route
 from router.exchange import Ask, Prompt, TextPrompt, TokenPrompt
@@ -113,7 +113,7 @@ def sampling_of(
         presence_penalty=_given(body.presence_penalty, base.presence_penalty),
         frequency_penalty=_given(body.frequency_penalty, base.frequency_penalty),
         top_k=top_k,  # -1 is vLLM's other word for all
-        seed=card.new_seed() if body.seed is None else body.seed,
+        seed=card.new_seed() if body.seed is None else _seed(body.seed),
         max_tokens=base.max_tokens if max_tokens is None else max_tokens,
         min_tokens=body.min_tokens or 0,
         stop_token_ids=tuple(body.stop_token_ids or ()),
@@ -126,6 +126,13 @@ def sampling_of(
 
 def _given(value: float | None, default: float) -> float:
     return default if value is None else value
+
+
+def _seed(given: int) -> int:
+    """OpenAI's seeds are of 64 bits and have a sign, which is left away: -1 is the largest of ours. Raises InvalidRequest."""
+    if not -MAX_SEED - 1 <= given <= MAX_SEED:
+        raise InvalidRequest("seed", given, f"must be an integer from {-MAX_SEED - 1} to {MAX_SEED}")
+    return given & MAX_SEED
 
 
 def _logit_bias(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:

@@ -8,12 +8,13 @@ templates or how a model writes calls.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, JsonValue
-from pydantic_core import from_json
+from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue
+from pydantic_core import PydanticCustomError, from_json
 
 from contracts.errors import InvalidRequest
 from router.text.chat_template import JsonValue as TemplateValue
@@ -24,6 +25,33 @@ _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _TOOL_FIELDS = frozenset({"type", "function"})
 _FUNCTION_FIELDS = frozenset({"name", "description", "parameters", "strict"})
 _NOT_SERVED = ("audio", "function_call", "annotations", "reasoning", "reasoning_content")
+_MAX_PLACE_CHARS = 60
+_MAY_HOLD = (float, list, dict)
+
+
+def not_json(given: JsonValue) -> str | None:
+    """What is wrong with a value that pydantic takes for JSON: it reads NaN, Infinity and 1e999 as numbers. None: nothing."""
+    todo: list[tuple[str, JsonValue]] = [("", given)]
+    while todo:
+        place, value = todo.pop()
+        if isinstance(value, float) and not math.isfinite(value):
+            where = f" ({place[1 : _MAX_PLACE_CHARS + 1]})" if place and place.isprintable() else ""
+            return f"must be JSON, where no number is {value}{where}"
+        if isinstance(value, list):
+            todo.extend((f"{place}.{index}", one) for index, one in enumerate(value) if isinstance(one, _MAY_HOLD))
+        elif isinstance(value, dict):
+            todo.extend((f"{place}.{name}", one) for name, one in value.items() if isinstance(one, _MAY_HOLD))
+    return None
+
+
+def _checked(given: JsonValue) -> JsonValue:
+    wrong = not_json(given)
+    if wrong is not None:
+        raise PydanticCustomError("not_json", "{wrong}", {"wrong": wrong})
+    return given
+
+
+FreeJson = Annotated[JsonValue, AfterValidator(_checked)]  # a field's value whose shape the client chooses
 
 
 class Strict(BaseModel):
@@ -65,6 +93,8 @@ class ToolCall(Strict):
                 arguments = None
         if not isinstance(arguments, dict):
             raise InvalidRequest(f"{where}.function.arguments", self.function.arguments, "must be a JSON object")
+        if (wrong := not_json(arguments)) is not None:
+            raise InvalidRequest(f"{where}.function.arguments", self.function.arguments, wrong)
         call: dict[str, TemplateValue] = {
             "type": self.type,
             "function": {"name": self.function.name, "arguments": arguments},

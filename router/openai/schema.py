@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 from pydantic import Field, JsonValue, ValidationError
 
 from contracts.errors import InvalidRequest, shown
-from router.openai.messages import ChatMessage, Strict
+from router.openai.messages import ChatMessage, FreeJson, Strict
 
 _Body = TypeVar("_Body", bound=Strict)
 _MAX_PATH_CHARS = 80
@@ -112,7 +112,7 @@ class CommonBody(Strict):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
-    prompt_cache_options: dict[str, JsonValue] | None = None
+    prompt_cache_options: dict[str, FreeJson] | None = None
     parallel_tool_calls: bool | None = None
     # Not served yet; see NOT_SERVED.
     use_beam_search: JsonValue = None
@@ -169,12 +169,12 @@ class ChatBody(CommonBody):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
-    chat_template_kwargs: dict[str, JsonValue] | None = None
-    tools: JsonValue = None
-    tool_choice: JsonValue = None
+    chat_template_kwargs: dict[str, FreeJson] | None = None
+    tools: FreeJson = None
+    tool_choice: FreeJson = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
-    documents: list[dict[str, JsonValue]] | None = None
+    documents: list[dict[str, FreeJson]] | None = None
     # Not served yet; see NOT_SERVED.
     functions: JsonValue = None
     function_call: JsonValue = None
@@ -201,8 +201,8 @@ class TokenizeBody(Strict):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
-    chat_template_kwargs: dict[str, JsonValue] | None = None
-    tools: JsonValue = None
+    chat_template_kwargs: dict[str, FreeJson] | None = None
+    tools: FreeJson = None
     media_io_kwargs: JsonValue = None
     mm_processor_kwargs: JsonValue = None
 

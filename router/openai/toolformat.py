@@ -1,4 +1,4 @@
-"""chat.completion and its chunks where tools may be called: what `openai_format.ChatFormat` does, with calls parted from text.
+"""chat.completion and its chunks where tools may be called: as `router.openai.format.ChatFormat`, calls parted from text.
 
     Piece ──▶ parser of its answer ──▶ delta: content, tool_calls        an answer with calls ends with "tool_calls"
 

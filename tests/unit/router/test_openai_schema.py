@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from contracts.errors import InvalidRequest
+from contracts.sampling import MAX_SEED
 from router.config import ChatConfig
 from router.openai.ask import Envelope, completion_ask
 from router.openai.chat import ChatRules
@@ -94,6 +95,48 @@ def test_a_body_that_is_not_json_is_shown_as_far_as_it_fits_a_line():
             parse(ChatBody, body)
         assert caught.value.message.startswith(f"body: got '{head}")
         assert "must be JSON" in caught.value.message
+
+
+ARGUMENTS = '"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": %s}}]}]'
+NO_NUMBERS = [
+    ('"tools": [{"type": "function", "function": {"name": "f", "parameters": {"maximum": %s}}}]', "tools"),
+    ('"tool_choice": {"type": %s}', "tool_choice"),
+    ('"documents": [{"a": [1, {"b": %s}]}]', "documents.0.a"),
+    ('"chat_template_kwargs": {"a": %s}', "chat_template_kwargs.a"),
+    (ARGUMENTS % '{"x": [%s]}', "messages.0.tool_calls.0.function.arguments"),
+    (ARGUMENTS % '"{\\"x\\": %s}"', "messages.0.tool_calls.0.function.arguments"),
+    ('"prompt_cache_options": {"a": %s}', "prompt_cache_options.a"),
+    ('"logit_bias": {"5": %s}', "logit_bias.5"),
+    ('"temperature": %s', "temperature"),
+]
+
+
+@pytest.mark.parametrize(("body", "field"), NO_NUMBERS, ids=[field for _, field in NO_NUMBERS])
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+def test_what_is_no_number_of_json_is_refused_by_name_wherever_it_is(body, field, number):
+    good = "" if '"messages"' in body else '"messages": [{"role": "user", "content": "hi"}], '
+    with pytest.raises(InvalidRequest) as caught:
+        ask("chat", f"{{{good}{body % number}}}".encode())
+    assert caught.value.field == field
+    parse(ChatBody, f"{{{good}{body % 1.5}}}".encode())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("given", "seed"),
+    [(0, 0), (7, 7), (MAX_SEED, MAX_SEED), (-1, MAX_SEED), (-2, MAX_SEED - 1), (-(2**63), 0)],
+)
+def test_every_seed_of_64_bits_is_one(kind, given, seed):
+    sampling = ask(kind, {**GOOD[kind], "seed": given}).sampling
+    sampling.validate(CARD.vocab_size)
+    assert sampling.seed == seed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("given", [2**63, -(2**63) - 1, 10**30])
+def test_a_seed_that_is_longer_is_refused_as_it_was_given(kind, given):
+    with pytest.raises(InvalidRequest, match=rf"seed: got {given}, must be an integer from -{2**63} to {MAX_SEED}"):
+        ask(kind, {**GOOD[kind], "seed": given})
 
 
 def test_the_sampling_that_was_asked_for():
