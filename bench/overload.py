@@ -3,9 +3,11 @@
     paced fake workers, or a real model on this machine ──▶ router ◀── an open loop of users, each with a deadline
         capacity: requests per second that a closed loop gets, as many in flight as the router runs at once
 
-Goodput counts answers that were whole and in time. A refused request must have got 429 and a time to come back; one that ends
-neither way, after its own time and ten seconds more, hangs. With fake workers a place takes a known time, so that the router is
-what is measured; with the real model the workers are. Does not know how a router decides.
+Goodput counts answers that were whole and in time. A refused request must have got 429 and a time to come back, a late one must
+have heard that it is late; one that ends no way, after its own time and ten seconds more, hangs. With fake workers a place takes
+a known time, so that the router is what is measured; with the real model the workers are, and the router lets in what they say
+that they run at once. Where clients say no time they want theirs all the same, and the router has --max-wait to keep it.
+Does not know how a router decides.
 """
 
 from __future__ import annotations
@@ -27,20 +29,25 @@ from bench.stats import percentile
 
 GOODPUT_BAR = 0.9  # at three times capacity, of its peak
 _REFUSED, _OK = 429, 200
-_TIMED_OUT = 408
+_TIMED_OUT, _LATE = 408, "request_timeout"
 
 
 @dataclass(frozen=True, slots=True)
 class OverloadWorld:
-    """One setting. `deadline_factor` is a request's time in times of what it takes when as many run as may."""
+    """One setting. `deadline_factor` is a request's time in times of what it takes when as many run as may.
+
+    `at_once` answers are made at once: that is told fake workers' router, and to a real worker; its router learns it from that.
+    """
 
     name: str
-    max_running: int
+    at_once: int
     prompt_tokens: int
     max_tokens: int
     duration_s: float
     step_s: float | None = None  # of fake workers; None is the real model
     deadline_factor: float = 4.0
+    says_time: bool = True
+    max_wait_s: float | None = None  # of the router; None is its default
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,7 @@ class OverloadBenchConfig:
     rounds: int = 3
     worlds: tuple[OverloadWorld, ...] = (
         OverloadWorld("fake workers", 32, prompt_tokens=32, max_tokens=25, duration_s=10.0, step_s=0.02),
+        OverloadWorld("no time said", 32, 32, 25, duration_s=10.0, step_s=0.02, says_time=False, max_wait_s=1.0),
         OverloadWorld("real model", 8, prompt_tokens=32, max_tokens=8, duration_s=25.0),
     )
 
@@ -70,27 +78,29 @@ class Offered:
     goodput: float  # requests per second
     num_offered: int
     num_refused: int
-    num_late: int  # 408, or the stream's last word was that
+    num_late: int  # 408, or the stream's last word was that, or all of it came too late
     num_hung: int
-    num_unexplained: int  # refused without 429 and Retry-After, or failed
+    num_unexplained: int  # refused without 429 and Retry-After, or failed, or broke off
     ttft_s: tuple[float, ...]  # of those in time
     retry_after_s: tuple[int, ...]
 
 
 def judged(answers: Sequence[OfferedAnswer], timeout_s: float, duration_s: float) -> Offered:
     """What came of a run of open loop. What ends after the load has ended is no goodput: it was served while nobody asked."""
-    good = [a for a in answers if a.status == _OK and a.whole and a.end_s <= timeout_s]
+    whole = [a for a in answers if a.status == _OK and a.whole]
+    good = [a for a in whole if a.end_s <= timeout_s]
     refused = [a for a in answers if a.status == _REFUSED]
-    late = [a for a in answers if a.status == _TIMED_OUT or (a.status == _OK and a not in good)]
+    told_late = sum(a.status == _TIMED_OUT or (a.status == _OK and not a.whole and a.error == _LATE) for a in answers)
+    num_late = told_late + len(whole) - len(good)
     hung = [a for a in answers if a.status == 0 and a.end_s > timeout_s]
     told = [a.retry_after_s for a in refused if a.retry_after_s is not None]
     return Offered(
         goodput=sum(a.sent_s + a.end_s <= duration_s for a in good) / duration_s,
         num_offered=len(answers),
         num_refused=len(refused),
-        num_late=len(late),
+        num_late=num_late,
         num_hung=len(hung),
-        num_unexplained=len(answers) - len(good) - len(told) - len(late) - len(hung),
+        num_unexplained=len(answers) - len(good) - len(told) - num_late - len(hung),
         ttft_s=tuple(a.first_s for a in good),
         retry_after_s=tuple(told),
     )
@@ -109,13 +119,17 @@ def run_overload(model: Path, config: OverloadBenchConfig, say: Say) -> Report:
 def _in_world(
     model: Path, world: OverloadWorld, config: OverloadBenchConfig, say: Say
 ) -> tuple[Capacity, dict[float, list[Offered]]]:
-    vocab_size, flags = vocab_size_of(model), ("--max-running", str(world.max_running))
+    vocab_size, flags = vocab_size_of(model), _flags("--max-wait", world.max_wait_s)
     if world.step_s is not None:
-        with routed(model, RoutedConfig(step_s=world.step_s, max_running=world.max_running)) as fakes:
+        with routed(model, RoutedConfig(step_s=world.step_s, max_running=world.at_once, router_flags=flags)) as fakes:
             return _measured(fakes.http_port, SERVED_NAME, vocab_size, (world, config), say)
-    with serving(model, router_flags=flags) as cluster:
+    with serving(model, router_flags=flags, worker_flags=_flags("--max-num-seqs", world.at_once)) as cluster:
         port = int(cluster.http.rpartition(":")[2])
         return _measured(port, cluster.model, vocab_size, (world, config), say)
+
+
+def _flags(name: str, value: float | None) -> tuple[str, ...]:
+    return () if value is None else (name, str(value))
 
 
 def _measured(
@@ -133,8 +147,9 @@ def _measured(
             vocab_size=vocab_size,
             duration_s=world.duration_s,
             rate=rate,
-            concurrency=0 if rate else world.max_running,
+            concurrency=0 if rate else world.at_once,
             timeout_s=timeout_s,
+            says_time=world.says_time,
             seed=next(seeds),
         )
 
@@ -154,10 +169,10 @@ def _capacity(run: Callable[[], Sequence[OfferedAnswer]], world: OverloadWorld) 
     """Of the middle of a closed loop's run, when all of it is busy. Raises LoadFailed when anything was refused."""
     answers = run()
     if any(not a.whole for a in answers):
-        raise LoadFailed(f"{world.name}: a closed loop of {world.max_running} was not served")
+        raise LoadFailed(f"{world.name}: a closed loop of {world.at_once} was not served")
     ends = sorted(a.sent_s + a.end_s for a in answers)
     busy = [end for end in ends if ends[0] <= end <= world.duration_s]
-    if len(busy) <= world.max_running:
+    if len(busy) <= world.at_once:
         raise LoadFailed(f"{world.name}: {world.duration_s:g} s are too short")
     return Capacity((len(busy) - 1) / (busy[-1] - busy[0]), median(a.end_s for a in answers))
 
@@ -199,7 +214,8 @@ def overload_report(
         command="python -m bench overload",
         method=(
             "An open loop of requests at random times, each with a deadline of four times what it takes when the router is "
-            "full; goodput is answers that were whole within it. Capacity is what a closed loop gets. Medians of the rounds."
+            "full, which it says (X-Request-Timeout) but for the world that has its name from that; goodput is answers that "
+            "were whole within it. Capacity is what a closed loop gets. Medians of the rounds."
         ),
         measures=tuple(measures),
         verdicts=tuple(verdicts),

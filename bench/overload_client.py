@@ -2,14 +2,15 @@
 
     OfferedLoad ──(a process of its own: `python -m bench.overload_client`)──▶ OfferedAnswer per request
 
-Each request is a connection of its own, as from a user of its own, and says how long it waits (`X-Request-Timeout`). Nothing is
-sent again. Does not know what is measured with it.
+Each request is a connection of its own, as from a user of its own, and may say how long it waits (`X-Request-Timeout`). Nothing
+is sent again. Does not know what is measured with it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import re
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from bench.load import LoadFailed
 
 PATIENCE_S = 10.0  # with the server, beyond the request's own time: who is not answered by then hangs
 _FIRST_ORDINARY_TOKEN = 16
+_CODE = re.compile(rb'"code": ?"(\w+)"')  # of an error, wherever it stands in an answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class OfferedLoad:
     """`rate` requests per second for `duration_s`; with `rate` 0 `concurrency` of them in flight all the time.
 
     Each has `prompt_tokens` random tokens of `vocab_size`, and wants `max_tokens` within `timeout_s`, None for the server's time.
+    `says_time` False keeps that to itself, as clients do that name no time.
     """
 
     port: int
@@ -40,13 +43,14 @@ class OfferedLoad:
     concurrency: int = 0
     timeout_s: float | None = None
     seed: int = 0
+    says_time: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedAnswer:
     """What became of one request; seconds since it was sent. Status 0: no answer came, or it broke off.
 
-    `whole` says that the stream came to its good end, `retry_after_s` what a refusal said.
+    `whole` says that the stream came to its good end, `retry_after_s` what a refusal said, `error` the code of what it ended with.
     """
 
     sent_s: float  # since the load began
@@ -55,6 +59,7 @@ class OfferedAnswer:
     end_s: float
     whole: bool
     retry_after_s: int | None = None
+    error: str = ""
 
 
 def run_offered(load: OfferedLoad) -> tuple[OfferedAnswer, ...]:
@@ -94,7 +99,7 @@ def _request(load: OfferedLoad, chance: random.Random) -> bytes:
     wish = {"model": load.model, "prompt": prompt, "max_tokens": load.max_tokens, "ignore_eos": True, "stream": True}
     body = msgspec.json.encode(wish)
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
-    if load.timeout_s is not None:
+    if load.timeout_s is not None and load.says_time:
         head += f"X-Request-Timeout: {load.timeout_s:g}\r\n"
     return head.encode() + b"Content-Type: application/json\r\n\r\n" + body
 
@@ -113,7 +118,7 @@ async def _ask(load: OfferedLoad, request: bytes, began: float) -> OfferedAnswer
                 writer.transport.abort()
     except (OSError, TimeoutError):
         got = got if got.endswith(b"0\r\n\r\n") else b""
-    now = time.monotonic()
+    now, codes = time.monotonic(), _CODE.findall(got) if b'"error":' in got else []
     return OfferedAnswer(
         sent_s=sent - began,
         status=_status(got),
@@ -121,6 +126,7 @@ async def _ask(load: OfferedLoad, request: bytes, began: float) -> OfferedAnswer
         end_s=now - sent,
         whole=b"data: [DONE]" in got and b'"error":' not in got,
         retry_after_s=_retry_after(got),
+        error=codes[-1].decode() if codes else "",
     )
 
 

@@ -17,7 +17,9 @@ def test_each_answer_is_one_thing():
         GOOD,
         OfferedAnswer(9.5, 200, 0.2, 0.9, True),  # good, and after the load
         OfferedAnswer(1.0, 200, 0.2, 2.5, True),  # whole, and too late
-        OfferedAnswer(1.0, 200, 0.2, 1.9, False),  # ended by a last event
+        OfferedAnswer(1.0, 200, 0.2, 1.9, False, error="request_timeout"),  # ended by a last event
+        OfferedAnswer(1.0, 200, 0.2, 1.9, False, error="worker_lost"),
+        OfferedAnswer(1.0, 200, 0.2, 1.9, False),  # broke off
         OfferedAnswer(1.0, 408, 2.0, 2.0, False),
         OfferedAnswer(1.0, 429, 0.1, 0.1, False, 3),
         OfferedAnswer(1.0, 429, 0.1, 0.1, False),  # nobody told it when to come back
@@ -27,7 +29,7 @@ def test_each_answer_is_one_thing():
     ]
     run = judged(answers, timeout_s=2.0, duration_s=10.0)
     assert run.goodput == pytest.approx(0.1)
-    assert (run.num_offered, run.num_refused, run.num_late, run.num_hung, run.num_unexplained) == (10, 2, 3, 1, 3)
+    assert (run.num_offered, run.num_refused, run.num_late, run.num_hung, run.num_unexplained) == (12, 2, 3, 1, 5)
     assert run.retry_after_s == (3,)
 
 
@@ -81,15 +83,20 @@ async def test_answers_are_understood():
     async def answer(writer, number):
         refusal = b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 7\r\n\r\n{}"
         stream = b'HTTP/1.1 200 OK\r\n\r\ndata: {"a": 1}\n\ndata: [DONE]\n\n'
-        broken = b'HTTP/1.1 200 OK\r\n\r\ndata: {"error": {}}\n\ndata: [DONE]\n\n'
+        error = b'data: {"error": {"message": "\\"code\\": \\"x\\"", "type": "t", "code": "internal"}}'
+        broken = b"HTTP/1.1 200 OK\r\n\r\n" + error + b"\n\ndata: [DONE]\n\n"
         writer.write((refusal, stream, broken)[number % 3])
         await writer.drain()
 
     async with server(answer) as (port, _):
         answers = await offer(load(port, concurrency=1))
     assert len(answers) >= 3
-    assert [(a.status, a.whole, a.retry_after_s) for a in answers[:3]] == [
-        (200, True, None),
-        (200, False, None),
-        (429, False, 7),
+    assert [(a.status, a.whole, a.retry_after_s, a.error) for a in answers[:3]] == [
+        (200, True, None, ""),
+        (200, False, None, "internal"),
+        (429, False, 7, ""),
     ]
+
+    async with server(answer) as (port, heard):
+        await offer(load(port, rate=30.0, timeout_s=1.0, says_time=False))
+    assert heard and all(b"X-Request-Timeout" not in head for head in heard)
