@@ -36,6 +36,9 @@ from contracts.errors import (
 DOMAIN = "diptych"
 MAX_MESSAGE_CHARS = 1000  # it travels in trailers, of which peers take 8 KiB, and each character may need nine bytes
 _NOT_CONNECTED = "failed to connect"
+# grpc.aio's own words, and no peer's: a message was written just when the peer ended the call, whose reason is overwritten by
+# them, now and then (grpc/grpc#36066). The peer has refused or gone; that it has a fault nobody says.
+_REASON_LOST = "Internal error from Core"
 _TLS_TROUBLE = (
     ("Hostname Verification", "its certificate is not for the name by which it was reached, see --tls-server-name"),
     ("CERTIFICATE_VERIFY_FAILED", "its certificate is not of an authority in --tls-ca, or has expired"),
@@ -89,6 +92,8 @@ def from_rpc_error(error: grpc.aio.AioRpcError, peer: str) -> DiptychError:
             return Overloaded(said)
         case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.PERMISSION_DENIED:
             return Unavailable(said)  # something before the peer does not let us in: no fault of whose request it is
+        case grpc.StatusCode.INTERNAL if error.details() == _REASON_LOST:
+            return Unavailable(f"{peer}: it ended the call while it was being written to")
         case _:
             return InternalError(f"{peer}: {error.code().name}: {error.details()}")
 

@@ -17,6 +17,7 @@ leaving, both legs are cancelled before `deltas` returns. Does not know retries,
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -170,9 +171,13 @@ class HandOver:
         )
         self._prefill_trial = claim.trial
         try:
+            self._leg.open()
             self._alarms.deadline(self._progress.time_left_s)
-            self._attach()
+            await asyncio.sleep(
+                0
+            )  # whoever chooses next knows of the claim; what follows is done while the headers travel
             self._leg.start(request, self._target)
+            self._attach()
             self._progress.at[WorkerKind.PREFILL] = self._prefill.ref
             self._progress.departed(Route.DISAGGREGATED)
             while True:

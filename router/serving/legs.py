@@ -12,8 +12,9 @@ Cancelling is immediate and needs no await. Does not know what the flow does abo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import TypeVar
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, Self, TypeVar
 
 import grpc
 
@@ -41,48 +42,136 @@ from rpc.errors import from_rpc_error
 
 log = get_logger(__name__)
 _Command = TypeVar("_Command")
+_PrefillCall = grpc.aio.StreamStreamCall[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]
 _NEVER_HEARD = (
     StaleEpoch,
     NotOfThisCluster,
 )  # it has started again, or has another secret: nothing of the request is there
 
 
+class _Commands(Generic[_Command]):
+    """What is said to a worker, in order, as gRPC's own task for it reads them. Costs half of a queue and a generator.
+
+    Calls are given their commands and not written to, though that saves gRPC's task: where the worker has just refused the call,
+    the reason that it gave is lost to the writer ten times as often (see `rpc.errors`).
+    """
+
+    def __init__(self) -> None:
+        self._left: deque[_Command] = deque()
+        self._ended = False
+        self._reader: asyncio.Future[None] | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether all were read."""
+        return not self._left
+
+    def put(self, command: _Command) -> None:
+        """Say it after all others."""
+        self._left.append(command)
+        self._wake()
+
+    def end(self) -> None:
+        """No more come."""
+        self._ended = True
+        self._wake()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> _Command:
+        while not self._left:
+            if self._ended:
+                raise StopAsyncIteration
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            except asyncio.CancelledError:
+                # gRPC cancels its reading task with the call, and makes a traceback of it that costs more than all the rest
+                raise StopAsyncIteration from None
+            finally:
+                self._reader = None
+        return self._left.popleft()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+
+class PrefillLine:
+    """The connection to one life of a prefill worker, which legs are made of. Does not own `channel`."""
+
+    def __init__(self, worker: WorkerInfo, channel: grpc.aio.Channel, connect_timeout_s: float) -> None:
+        self.worker = worker
+        self.ref = worker_ref_to_pb(worker.ref)
+        self.name = f"prefill worker {worker.ref.worker_id}"
+        self._channel = channel
+        self._connect_timeout_s = connect_timeout_s
+        self._stub = prefill_pb2_grpc.PrefillStub(channel)
+
+    @property
+    def stands(self) -> bool:
+        """Whether a call may begin at once."""
+        return self._channel.get_state() is grpc.ChannelConnectivity.READY
+
+    async def connect(self) -> None:
+        """Return when it stands. Raises DiptychError when it does not within its time."""
+        if not self.stands:
+            await wait_connected(self._channel, self.worker.address, self._connect_timeout_s)
+
+    def call(self, commands: _Commands[prefill_pb2.PrefillCommand]) -> _PrefillCall:
+        """Begin a call."""
+        return self._stub.Run(commands)
+
+    def leg(self, inbox: Inbox) -> PrefillLeg:
+        """A new leg, not open."""
+        return PrefillLeg(self, inbox)
+
+
 class PrefillLeg:
     """One Prefill.Run call. Owns its task; `cancel` ends both, at any moment, any number of times."""
 
-    def __init__(self, worker: WorkerInfo, channel: grpc.aio.Channel, connect_timeout_s: float, inbox: Inbox) -> None:
-        self._worker = worker
-        self._ref = worker_ref_to_pb(worker.ref)
-        self._channel = channel
-        self._connect_timeout_s = connect_timeout_s
+    def __init__(self, line: PrefillLine, inbox: Inbox) -> None:
+        self._line = line
         self._inbox = inbox
-        self._commands: asyncio.Queue[prefill_pb2.PrefillCommand | None] = asyncio.Queue()
+        self._commands: _Commands[prefill_pb2.PrefillCommand] = _Commands()
+        self._call: _PrefillCall | None = None
         self._task: asyncio.Task[None] | None = None
+
+    def open(self) -> None:
+        """Send the call's headers, if the connection stands: gRPC sends nothing else before those are gone. Returns at once.
+
+        Whoever opens a leg cancels it, also if it never starts.
+        """
+        if self._line.stands:
+            self._call = self._line.call(self._commands)
 
     def start(self, request: GenerationRequest, target: Target) -> None:
         """Send the prompt. Returns at once; what happens comes as events."""
         run = prefill_pb2.PrefillRun(request=request_to_pb(request), target=target_to_pb(target))
-        self._commands.put_nowait(prefill_pb2.PrefillCommand(prefill=self._ref, run=run))
+        self._commands.put(prefill_pb2.PrefillCommand(prefill=self._line.ref, run=run))
         self._task = asyncio.ensure_future(self._drive())
 
     def retarget(self, target: Target) -> None:
         """Push the KV there instead, whether the hand-off before has failed or is under way."""
-        self._commands.put_nowait(prefill_pb2.PrefillCommand(prefill=self._ref, retarget=target_to_pb(target)))
+        self._commands.put(prefill_pb2.PrefillCommand(prefill=self._line.ref, retarget=target_to_pb(target)))
 
     def cancel(self) -> None:
         """Abort the request and its hand-off, unless the call is over. No event comes after this."""
+        if self._call is not None:  # not by the task alone: one that has not begun ends without a word
+            self._call.cancel()
         if self._task is not None:
             self._task.cancel()
 
     async def _drive(self) -> None:
-        name = f"prefill worker {self._worker.ref.worker_id}"
-        call: grpc.aio.StreamStreamCall[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent] | None = None
+        name, worker = self._line.name, self._line.worker
         error: DiptychError | None = WorkerLost(f"{name}: the connection was closed")
         try:
-            await wait_connected(self._channel, self._worker.address, self._connect_timeout_s)
-            call = prefill_pb2_grpc.PrefillStub(self._channel).Run(_drain(self._commands))
-            async for message in call:
-                check_life(self._worker.ref, worker_ref_from_pb(message.prefill))
+            if self._call is None:
+                await self._line.connect()
+                self._call = self._line.call(self._commands)
+            async for message in self._call:
+                check_life(worker.ref, worker_ref_from_pb(message.prefill))
                 self._inbox.put_nowait(event_from_pb(message))
             error = None
         except grpc.aio.AioRpcError as broken:
@@ -96,11 +185,11 @@ class PrefillLeg:
         except DiptychError as broken:
             error = Unavailable(broken.message) if isinstance(broken, _NEVER_HEARD) else broken
         finally:
-            if call is None and error is not None:  # it never heard of the request
+            if self._call is None and error is not None:  # it never heard of the request
                 error = Unavailable(error.message)
-            if call is not None:
-                call.cancel()  # before the commands end, which would tell the worker that all is well
-            self._commands.put_nowait(None)
+            if self._call is not None:
+                self._call.cancel()  # before the commands end, which would tell the worker that all is well
+            self._commands.end()
             self._inbox.put_nowait(PrefillEnded(error))
 
 
@@ -123,7 +212,7 @@ class DecodeSession:
         self._on_lost = on_lost
         self._turns = turns if turns is not None else Turns()
         self._inboxes: dict[str, Inbox] = {}
-        self._commands: asyncio.Queue[decode_pb2.DecodeCommand | None] = asyncio.Queue()
+        self._commands: _Commands[decode_pb2.DecodeCommand] = _Commands()
         self._cancel: decode_pb2.DecodeCommand | None = None  # the last command, if it is a cancel
         self._task: asyncio.Task[None] | None = None
         self._closed: DiptychError | None = None
@@ -146,9 +235,9 @@ class DecodeSession:
         """Stop it, unless its end has come; its inbox hears nothing more."""
         if self._inboxes.pop(request_id, None) is None:
             return
-        if self._cancel is None or self._commands.empty():  # else it has not left yet: many clients may leave at once
+        if self._cancel is None or self._commands.empty:  # else it has not left yet: many clients may leave at once
             self._cancel = decode_pb2.DecodeCommand(decode=self._ref, cancel=decode_pb2.Cancel())
-            self._commands.put_nowait(self._cancel)
+            self._commands.put(self._cancel)
         self._cancel.cancel.request_ids.append(request_id)
 
     def close(self, reason: str) -> None:
@@ -164,17 +253,17 @@ class DecodeSession:
             return
         self._inboxes[request_id] = inbox
         self._cancel = None
-        self._commands.put_nowait(command)
+        self._commands.put(command)
         if self._task is None:
             self._task = asyncio.ensure_future(self._drive(self._commands))
 
-    async def _drive(self, commands: asyncio.Queue[decode_pb2.DecodeCommand | None]) -> None:
+    async def _drive(self, commands: _Commands[decode_pb2.DecodeCommand]) -> None:
         call: grpc.aio.StreamStreamCall[decode_pb2.DecodeCommand, decode_pb2.DecodeBatch] | None = None
         name = f"decode worker {self._worker.ref.worker_id}"
         error: DiptychError = Draining(f"{name}: the session ended")  # a worker ends it only when it is about to stop
         try:
             await wait_connected(self._channel, self._worker.address, self._connect_timeout_s)
-            call = decode_pb2_grpc.DecodeStub(self._channel).Session(_drain(commands))
+            call = decode_pb2_grpc.DecodeStub(self._channel).Session(commands)
             async for batch in call:
                 check_life(self._worker.ref, worker_ref_from_pb(batch.decode))
                 for delta in batch.deltas:
@@ -187,8 +276,8 @@ class DecodeSession:
         finally:
             if call is not None:
                 call.cancel()
-            commands.put_nowait(None)
-            self._commands, self._cancel, self._task = asyncio.Queue(), None, None
+            commands.end()
+            self._commands, self._cancel, self._task = _Commands(), None, None
             self._fail(error)
             if self._closed is None:
                 self._on_lost(self._worker)
@@ -216,11 +305,3 @@ class DecodeSession:
             log.warning("decode session lost", reason=error, carried=len(carried))
         for request_id, inbox in carried.items():
             inbox.put_nowait(DecodeLost(request_id, error))
-
-
-async def _drain(commands: asyncio.Queue[_Command | None]) -> AsyncIterator[_Command]:
-    try:
-        while (command := await commands.get()) is not None:
-            yield command
-    except asyncio.CancelledError:
-        return  # gRPC cancels its reading task with the call, and makes a traceback of it that costs more than all the rest

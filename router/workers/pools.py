@@ -20,7 +20,7 @@ from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
 from observability.log import get_logger
 from router.policies import Candidate
 from router.serving.inbox import Inbox, Turns
-from router.serving.legs import DecodeSession, PrefillLeg
+from router.serving.legs import DecodeSession, PrefillLeg, PrefillLine
 from router.workers.breakers import Breakers
 from router.workers.registry import Change, ChangeKind, Registry
 from router.workers.tally import Tally
@@ -31,12 +31,13 @@ log = get_logger(__name__)
 
 @dataclass(slots=True)
 class _Peer:
-    """One life of one worker: its channel, its session if it decodes, and the claims on it."""
+    """One life of one worker: its channel, what goes over it in either pool, and the claims on it."""
 
     info: WorkerInfo
     channel: grpc.aio.Channel
     watch: asyncio.Task[None]
     session: DecodeSession
+    line: PrefillLine
     tally: Tally
     leaving: bool = False
 
@@ -146,8 +147,7 @@ class Pools:
 
     def prefill_leg(self, ref: WorkerRef, inbox: Inbox) -> PrefillLeg:
         """A new, not started call to a prefill worker. Raises Unavailable when it has gone."""
-        peer = self._peer(ref)
-        return PrefillLeg(peer.info, peer.channel, self._config.connect_timeout_s, inbox)
+        return self._peer(ref).line.leg(inbox)
 
     def connected(self, ref: WorkerRef) -> bool:
         """Whether a connection to it stands now."""
@@ -197,7 +197,8 @@ class Pools:
         watch = asyncio.ensure_future(watch_connection(channel, lambda: self.suspect(info.ref)))
         timeout_s, turns = self._config.connect_timeout_s, self._turns
         session = DecodeSession(info, channel, timeout_s, lambda lost: self.suspect(lost.ref), turns)
-        self._peers[info.ref] = _Peer(info, channel, watch, session, Tally(info))
+        line = PrefillLine(info, channel, timeout_s)
+        self._peers[info.ref] = _Peer(info, channel, watch, session, line, Tally(info))
 
     def _drop(self, ref: WorkerRef, reason: str) -> None:
         peer = self._peers.pop(ref, None)

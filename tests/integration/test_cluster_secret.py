@@ -33,7 +33,7 @@ from observability.stages import StageTimes
 from prefill_service.peer import GrpcPeer
 from router.config import AccessConfig
 from router.serving.inbox import Inbox
-from router.serving.legs import DecodeSession, PrefillLeg
+from router.serving.legs import DecodeSession, PrefillLine
 from router.workers.breakers import blames_worker
 from rpc.announce import Announcer, GrpcRegistryClient
 from rpc.call_proof import CallProver
@@ -344,7 +344,7 @@ async def test_a_worker_of_another_cluster_costs_a_request_an_attempt_and_is_no_
         info = WorkerInfo(D, WorkerKind.DECODE, decode.address, SERVED, LAYOUT, ("local",), 1024, 256)
         session = DecodeSession(info, channel, 3.0, lambda lost: None)
         session.attach("h", 5.0, inboxes[0])
-        leg = PrefillLeg(info, channel, 3.0, inboxes[1])
+        leg = PrefillLine(info, channel, 3.0).leg(inboxes[1])
         both = theirs is not None and ours is not None
         if both:  # a decode worker has no such service: it comes to the challenge only
             leg.start(ticket_request(), Target("h", D, decode.address))

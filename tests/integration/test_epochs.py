@@ -16,7 +16,7 @@ from contracts.pb.diptych.v1 import decode_pb2, prefill_pb2
 from contracts.prefill import FirstTokens, Target
 from contracts.worker import WorkerInfo, WorkerKind
 from router.serving.inbox import DecodeLost, DecodeTokens, Inbox, PrefillEnded
-from router.serving.legs import DecodeSession, PrefillLeg
+from router.serving.legs import DecodeSession, PrefillLine
 from rpc.channel import open_channel
 from tests.integration.pools import MODEL, Prefilling, Setup, pools, request
 from tests.integration.router_harness import router_config, running_router
@@ -61,7 +61,7 @@ async def test_a_decode_worker_that_started_again_refuses_what_is_meant_for_its_
 async def test_a_prefill_worker_that_started_again_refuses_what_is_meant_for_its_last_life():
     async with lives(epoch=2) as made:
         inbox = Inbox()
-        leg = PrefillLeg(info(made.prefill[0], WorkerKind.PREFILL, 1), made.prefill[0].channel, 3.0, inbox)
+        leg = PrefillLine(info(made.prefill[0], WorkerKind.PREFILL, 1), made.prefill[0].channel, 3.0).leg(inbox)
         leg.start(request(20, 3), Target("h", made.decode[0].ref, made.decode[0].address))
         ended = await first_news(inbox)
         assert isinstance(ended, PrefillEnded)
@@ -93,7 +93,7 @@ async def test_what_another_life_answers_is_not_believed(tmp_path, kind):
         inbox = Inbox()
         async with open_channel(worker.info.address) as channel:
             if kind is WorkerKind.PREFILL:
-                leg = PrefillLeg(worker.info, channel, 3.0, inbox)
+                leg = PrefillLine(worker.info, channel, 3.0).leg(inbox)
                 leg.start(request(5, 3), Target("h", decode[0].ref, decode[0].info.address))
                 assert isinstance(await first_news(inbox), FirstTokens)
                 leg.cancel()
@@ -105,7 +105,7 @@ async def test_what_another_life_answers_is_not_believed(tmp_path, kind):
             inbox = Inbox()
             known = replace(worker.info, ref=replace(worker.ref, epoch=worker.ref.epoch + 1))
             if kind is WorkerKind.PREFILL:
-                leg = PrefillLeg(known, channel, 3.0, inbox)
+                leg = PrefillLine(known, channel, 3.0).leg(inbox)
                 leg.start(request(5, 3), Target("h", decode[0].ref, decode[0].info.address))
                 news = await first_news(inbox)
                 assert isinstance(news, PrefillEnded)

@@ -21,7 +21,7 @@ from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
 from prefill_service.peer import GrpcPeer
 from router.config import BreakerConfig
 from router.serving.inbox import DecodeLost, Inbox, PrefillEnded
-from router.serving.legs import DecodeSession, PrefillLeg
+from router.serving.legs import DecodeSession, PrefillLine
 from rpc.announce import AnnounceConfig, Announcer, GrpcRegistryClient
 from rpc.channel import ChannelConfig, open_channel
 from rpc.errors import from_rpc_error
@@ -253,7 +253,7 @@ async def test_every_hop_finds_out_that_its_peer_went_silent():
             WorkerInfo(ref, kind, wire.address, MODEL, LAYOUT, ("local",), 1024, 256)
             for ref, kind in ((prefill, WorkerKind.PREFILL), (decode, WorkerKind.DECODE))
         ]
-        leg, suspects = PrefillLeg(infos[0], channel, 3.0, to_prefill), []
+        leg, suspects = PrefillLine(infos[0], channel, 3.0).leg(to_prefill), []
         session = DecodeSession(infos[1], channel, 3.0, suspects.append)
         peer = GrpcPeer(decode, wire.address, silent_opener)
         registry = GrpcRegistryClient(wire.address, timeout_s=60.0, opener=silent_opener)

@@ -17,6 +17,7 @@ from contracts.errors import (
     Overloaded,
     RateLimited,
     StaleEpoch,
+    Unavailable,
     WorkerIdTaken,
     WorkerLost,
 )
@@ -97,3 +98,11 @@ def test_garbage_in_the_trailers_is_not_believed() -> None:
     trailers = grpc.aio.Metadata(("grpc-status-details-bin", b"\xff\xff\xff"))
     bare = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), trailers, details="gone")
     assert type(from_rpc_error(bare, "peer")) is WorkerLost
+
+
+@pytest.mark.parametrize(("said", "kind"), [("Internal error from Core", Unavailable), ("a fault", InternalError)])
+def test_a_reason_that_grpc_has_lost_is_no_fault_of_the_peer(said: str, kind: type[DiptychError]) -> None:
+    nothing = grpc.aio.Metadata()
+    error = from_rpc_error(grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, nothing, nothing, details=said), "peer")
+    assert type(error) is kind
+    assert "peer" in error.message
