@@ -27,7 +27,9 @@ from contracts.request import TokenDelta
 
 MAX_UNREAD = 65_536  # tokens, and alternatives with a log-probability; some megabytes
 MAX_EVENT = 128  # of the same, in one event: a client that reads slowly shall be seen to read
-READS_PER_TURN = 32  # about 1 ms
+READS_PER_TURN = (
+    8  # about 0.3 ms: a request passes half a dozen turns before its prompt leaves, and waits for what it meets
+)
 
 
 @dataclass(frozen=True, slots=True)
