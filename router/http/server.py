@@ -147,9 +147,8 @@ class _Connection(BoundedHttp):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """asyncio's: a client has connected and owes a request."""
-        self._asked: deque[tuple[RequestResponseCycle, Visit]] = (
-            deque()
-        )  # what is not answered to its end, in its order
+        # What is not answered to its end, in its order.
+        self._asked: deque[tuple[RequestResponseCycle, Visit]] = deque()
         super().connection_made(transport)
         if self.knock is not None:
             self.guests.leave(self.knock)
@@ -245,7 +244,7 @@ class _Connection(BoundedHttp):
         self._arriving = self.loop.call_later(self.stall_s, self._overdue)
 
     def _overdue(self) -> None:
-        if self.flow.read_paused:  # it is we who do not read: a request before this one is being served
+        if self.flow.read_paused or self.pipeline:  # it is we who do not read: a request before it is being served
             self._await_request()
         else:
             self._cut("its request does not arrive")

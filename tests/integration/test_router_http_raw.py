@@ -93,6 +93,35 @@ async def test_heads_are_counted_one_by_one(served):
     writer.close()
 
 
+@pytest.mark.parametrize("size", [10, 200_000], ids=["short", "longer than is held"])
+@pytest.mark.parametrize("cut", [1, 0.5, 0.01], ids=["at once", "in two", "in a hundred"])
+async def test_requests_that_follow_each_other_without_waiting_are_answered_in_their_order(served, size, cut):
+    served.cluster.step_s = 0.005
+    bodies = [json.dumps({**BASE, "max_tokens": n, "user": "x" * size}).encode() for n in (2, 3, 4)]
+    sent = b"".join(message(body, *(["Connection: close"] if body is bodies[-1] else [])) for body in bodies)
+    width = int(len(sent) * cut)
+    answer = await exchange(served, *(sent[at : at + width] for at in range(0, len(sent), width)))
+    whole = [json.loads(part[part.index(b"{") :]) for part in answer.replace(b"HTTP/1.1 200", b"\0").split(b"\0")[1:]]
+    assert [one["usage"]["completion_tokens"] for one in whole] == [2, 3, 4]
+
+
+@pytest.mark.parametrize("num_behind", [0, 1, 3])
+async def test_who_leaves_with_requests_behind_the_one_that_is_answered_is_heard(served, num_behind):
+    """Not by what is written to them: a whole answer would come after 18 s."""
+    served.cluster.step_s = 0.02
+    _, writer = await asyncio.open_connection("127.0.0.1", served.ports.http)
+    request = message(json.dumps({**BASE, "max_tokens": 900}).encode())
+    writer.write(request)
+    async with asyncio.timeout(5):
+        while not any(worker.running for worker in served.cluster.workers):
+            await asyncio.sleep(0.01)
+    writer.write(request * num_behind)
+    await asyncio.sleep(0.1)  # it has arrived
+    writer.close()
+    await served.cluster.idle(timeout_s=3.0)
+    assert (await served.http.post(PATH, json={**BASE, "max_tokens": 1})).status_code == 200
+
+
 @pytest.mark.parametrize("junk", [b"\x16\x03\x01\x02\x00", b"GET\r\n\r\n", b"BREW / HTTP/1.1\r\n\r\n", b"\x00" * 99])
 async def test_what_is_not_http_is_told_so_in_our_form(served, junk):
     status, body = parsed(await exchange(served, junk))

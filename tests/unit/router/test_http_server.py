@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import socket
 import sys
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+import uvicorn
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from router.config import HttpConfig
-from router.http.server import HttpServer
+from router.http.protocol import BoundedHttp
+from router.http.server import HttpServer, _Connection
 
 STALL_S = 0.4
 CHUNK = b"x" * 65536
@@ -171,3 +177,30 @@ async def test_a_request_that_we_do_not_read_is_not_taken_for_one_that_does_not_
             assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
         writer.close()
     assert served == ["/", "/second"]
+
+
+async def test_uvicorn_has_what_this_door_leans_on_beside_its_interface():
+    """Names that uvicorn may change in any version: which one is meant says its pin in pyproject.toml (ADR 0010)."""
+    config = uvicorn.Config(App(), http=HttpToolsProtocol, lifespan="off", log_config=None)
+    config.load()
+    connection = HttpToolsProtocol(config, uvicorn.Server(config).server_state, {})
+    assert connection.cycle is None
+    assert (connection.pipeline, connection.timeout_keep_alive_task) == (deque(), None)
+    for name in ("loop", "transport", "scope", "client", "flow"):
+        assert name in vars(connection)
+    ours = {name for base in (BoundedHttp, _Connection) for name in vars(base) if not name.startswith("_")}
+    added = {"stall_s", "guests", "knock", "refuse", "make_room"}
+    assert [name for name in ours - added if not callable(getattr(HttpToolsProtocol, name, None))] == []
+    transport = asyncio.Transport()
+    flow = FlowControl(transport)
+    assert flow.read_paused is False
+    flow.resume_reading()
+    cycle_takes = inspect.signature(RequestResponseCycle.__init__).parameters
+    assert {"message_event", "on_response", "flow"} <= set(cycle_takes)
+    source = inspect.getsource(RequestResponseCycle.__init__)
+    assert [
+        name for name in ("disconnected", "response_complete", "message_event") if f"self.{name} = " not in source
+    ] == []
+    assert callable(uvicorn.Server.capture_signals)
+    assert {"started", "should_exit", "server_state"} <= vars(uvicorn.Server(config)).keys()
+    assert {"timeout_graceful_shutdown", "proxy_headers"} <= vars(config).keys()
