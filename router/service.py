@@ -241,4 +241,5 @@ def _way(answers: Answers | None) -> dict[str, str | float | None]:
         "predicted_remote_s": decision.predicted_remote_s,
         "predicted_local_s": decision.predicted_local_s,
         "measured_s": decision.measured_s,
+        "regret_s": decision.regret_s,
     }

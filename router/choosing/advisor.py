@@ -43,10 +43,15 @@ def nothing_cached(ref: WorkerRef, progress: Progress) -> int:  # noqa: ARG001
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """What streams lose to a prefill: `per_second` of its time, all of them together and weighted, beyond the first `free_s`."""
+    """What the streams of a worker lose to a prefill, as predicted: `per_second` of its time, all of them together and weighted,
+    beyond the first `free_s`. `ours` is the weight of a second that those lost that are ours, whose tokens we see: of others'
+    streams there each is taken to lose as much. 0 where none is ours.
+    """
 
+    worker: WorkerRef
     per_second: float
     free_s: float
+    ours: float
 
     def to(self, prefill_s: float) -> float:
         """Seconds."""
@@ -60,6 +65,7 @@ class _Scene:
     info: WorkerInfo
     queue_s: float
     num_streams: int
+    num_ours: int  # of the streams
     num_cached: int
     step_s: float  # of decode while nobody disturbs it
 
@@ -147,9 +153,10 @@ class Advisor:
         num_cached = min(self._cached(info.ref, progress), _num_tokens(progress) - 1)
         step_s = load.decode_step_s if load.decode_step_s < _MOST_STEP_S else 0.0  # nor where it is no number
         if info.kind is WorkerKind.PREFILL:
-            return _Scene(info, queue_s, 0, num_cached, step_s)
+            return _Scene(info, queue_s, 0, 0, num_cached, step_s)
         undisturbed_s = self.ledger.drag(info.ref).step_s(num_streams)
-        return _Scene(info, queue_s, num_streams, num_cached, step_s if undisturbed_s is None else undisturbed_s)
+        step_s = step_s if undisturbed_s is None else undisturbed_s
+        return _Scene(info, queue_s, num_streams, backlog.num_streams, num_cached, step_s)
 
     def _options(self, progress: Progress, prefill: _Scene, decode: _Scene) -> Options:
         num_tokens = _num_tokens(progress)
@@ -195,12 +202,16 @@ class Advisor:
 
     def _stall(self, decode: _Scene) -> Lost:
         """Streams wait while their worker reads a prompt, but for one step, which they would have taken anyway."""
-        return Lost(self.config.stall_weight * decode.num_streams, decode.step_s)
+        return self._lost(decode, 1.0, decode.step_s)
 
     def _drag(self, prefill: _Scene, decode: _Scene) -> Lost:
         """Streams get slower while a prefill worker on the same machine reads a prompt."""
-        share = self.ledger.drag(decode.info.ref).share(prefill.info.ref)
-        return Lost(self.config.stall_weight * decode.num_streams * share, 0.0)
+        return self._lost(decode, self.ledger.drag(decode.info.ref).share(prefill.info.ref), 0.0)
+
+    def _lost(self, decode: _Scene, share: float, free_s: float) -> Lost:
+        weight = self.config.stall_weight * decode.num_streams
+        ours = weight / decode.num_ours if decode.num_ours else 0.0
+        return Lost(decode.info.ref, weight * share, free_s, ours)
 
 
 def _num_tokens(progress: Progress) -> int:
@@ -226,6 +237,8 @@ class Watch:
         self._computes = computes
         self._streams_at: WorkerRef | None = None
         self._work, self._lost = expected
+        self._computing_since = self._started_at
+        self._lost_s: float | None = None  # what streams were seen to lose, weighted
         self._drag: Drag | None = None  # of the worker that the tokens come from
         self._run: Run | None = None
         self._first_at: float | None = None
@@ -241,15 +254,17 @@ class Watch:
     def heard(self, delta: TokenDelta, now: float) -> None:
         """A delta that came at `now`, and that the progress has accepted. It may be told of once it was passed on."""
         if self._drag is not None:
-            self._drag.num_tokens += len(delta.token_ids)
+            self._drag.heard(len(delta.token_ids), now)
         if self._first_at is None:
             self._first_at = now
+            self._computing_since = max(self._started_at, self._advisor.ledger.begun_s(self._computes))
             self._work = replace(self._work, num_cached=delta.num_cached_tokens)
             self._run = self._advisor.ledger.computed(self._computes, self.key, now)
             if self.path is Route.COLOCATED:
                 self._stream(self._computes, now)
         elif not self._second:
             self._second = True
+            self._see_lost(self._first_at)  # now that streams have had the tokens of that step
             if self.path is Route.DISAGGREGATED:
                 self._stream(self._progress.at[WorkerKind.DECODE], now)
         if not self._taught_transfer and self._progress.handoff is not None:
@@ -299,12 +314,20 @@ class Watch:
             waited_s = self._first_at - self._started_at
             costs.overhead[kind].observe(waited_s - stages.prefill_queue_s - stages.prefill_compute_s)
 
+    def _see_lost(self, first_at: float) -> None:
+        if self._lost.ours:
+            lost_s = self._advisor.ledger.drag(self._lost.worker).lost_s(self._computing_since, first_at)
+            self._lost_s = None if lost_s is None else self._lost.ours * lost_s
+
     def _finish(self) -> None:
         """The answer is whole, and its stages are known."""
         if not self._undisturbed or self._first_at is None:
             return
+        if not self._second:
+            self._see_lost(self._first_at)
         stages = self._progress.stages
-        measured_s = self._first_at - self._started_at + self._lost.to(stages.prefill_compute_s)
+        lost_s = self._lost.to(stages.prefill_compute_s) if self._lost_s is None else self._lost_s
+        measured_s = self._first_at - self._started_at + lost_s
         if self.path is Route.COLOCATED:
             self._teach_prefill(WorkerKind.DECODE)
         elif self._progress.handoff is None:  # it ended with its first token
@@ -315,6 +338,4 @@ class Watch:
             measured_s += stages.transfer_s + settled_s
         self._progress.decision = decision = replace(self._decision, measured_s=measured_s)
         self._advisor.exploration.learnt(decision)
-        predicted_s = decision.predicted_s
-        error_s = None if predicted_s is None else abs(measured_s - predicted_s)
-        self._advisor.metrics.measured(decision.path.value, error_s, decision.regret_s)
+        self._advisor.metrics.measured(decision.path.value, measured_s, decision.predicted_s, decision.regret_s)

@@ -66,7 +66,7 @@ class Backlog:
         # The last that was sent, and its run. All others were followed by another of ours, which may have shared their steps.
         self._newest: tuple[int | None, Run | None] = (None, None)
         self._streams: set[int] = set()
-        self._head_since = 0.0
+        self.head_since = 0.0  # when the first of the prompts began, as far as ours were before it
         self._tokens = Peak()
         self._requests = Peak()
 
@@ -90,7 +90,7 @@ class Backlog:
         if not self._prompts:
             return 0.0
         head_s = next(iter(self._prompts.values())).work_s
-        return max(0.0, self._work_s - min(head_s, max(0.0, now - self._head_since)))
+        return max(0.0, self._work_s - min(head_s, max(0.0, now - self.head_since)))
 
     def others(self, announced: tuple[int, int], now: float) -> tuple[int, int]:
         """Of the announced (tokens not computed, requests), how many are not ours."""
@@ -100,8 +100,8 @@ class Backlog:
     def prompt(self, key: int, work: PromptWork, work_s: float, now: float) -> None:
         """A prompt is on its way there, and should take `work_s`."""
         if not self._prompts:
-            self._head_since = now
-        self._newest = key, Run(self._head_since, self._work)
+            self.head_since = now
+        self._newest = key, Run(self.head_since, self._work)
         self._prompts[key] = _Prompt(work, work_s)
         self._work = self._work.plus(work)
         self._work_s += work_s
@@ -128,7 +128,7 @@ class Backlog:
         if key not in self._prompts:
             return None
         if key == next(iter(self._prompts)):
-            self._head_since = now
+            self.head_since = now
         prompt = self._prompts.pop(key)
         self._work = self._work.plus(prompt.work, -1)
         self._work_s = self._work_s - prompt.work_s if self._prompts else 0.0  # what rounding left goes with the last

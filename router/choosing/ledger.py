@@ -55,6 +55,11 @@ class Ledger:
             self._busy_now((*self._busy, ref), now)
         self._changed(ref, now)
 
+    def begun_s(self, ref: WorkerRef) -> float:
+        """The instant at which that worker began with the first of our prompts there; long ago where it has none of them."""
+        backlog = self._backlogs.get(ref)
+        return 0.0 if backlog is None else backlog.head_since
+
     def computed(self, ref: WorkerRef, key: int, now: float) -> Run | None:
         """Its first token came; see Backlog."""
         backlog = self._backlogs.get(ref)
@@ -65,7 +70,7 @@ class Ledger:
         return run
 
     def stream(self, ref: WorkerRef, key: int, now: float) -> Drag:
-        """Its tokens come from there; add them to `num_tokens` of what this returns."""
+        """Its tokens come from there; what this returns is to hear of them."""
         if (
             ref not in self._backlogs
         ):  # nobody has chosen it since it was forgotten: it is not kept for longer than the stream

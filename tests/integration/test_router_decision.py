@@ -126,6 +126,7 @@ async def test_the_log_line_and_grpc_say_it_too(tmp_path, caplog) -> None:
         assert decision.HasField("measured_s")
         (record,) = [r for r in caplog.records if vars(r).get("diptych_fields", {}).get("request_id") == "seen"]
         told = {"decision": "disaggregated", "reason": "cheaper", "predicted_local_s": decision.predicted_local_s}
+        told |= {"measured_s": decision.measured_s, "regret_s": 0.0}
         told |= {"prefill": "p0", "decode": "d0"}
         assert told.items() <= vars(record)["diptych_fields"].items()
 
