@@ -2,7 +2,8 @@
 
     conversation ──▶ an idle process, or a new one ──▶ text
                           │ refuses        ──▶ InvalidRequest, the process stays
-                          └ computes or takes too much, is silent ──▶ InvalidRequest, the process is gone
+                          ├ computes or takes too much, is silent ──▶ InvalidRequest, the process is gone
+                          └ died, or somebody has stopped it      ──▶ another process, once
 
 A template is a program of whoever made the model, and jinja2's sandbox bounds neither time nor memory. A rendering costs
 about 0.1 ms more than in the router itself; processes are started when they are needed and stay. Does not know tokens.
@@ -18,6 +19,8 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
+import psutil
+
 from contracts.errors import InternalError, InvalidRequest, Unavailable
 from observability.log import get_logger
 from router.text.chat_template import (
@@ -31,6 +34,7 @@ from router.text.chat_template import (
 from router.text.template_child import LENGTH_BYTES
 
 log = get_logger(__name__)
+_LOOK_S = 0.5  # after which a process that has not answered is looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,14 +182,32 @@ class _Child:
         return cls(process, reader, writer)
 
     async def ask(self, request: bytes) -> dict[str, str]:
-        """Raises EOFError or OSError when the process dies of it."""
-        self._writer.write(request)
-        await self._writer.drain()
-        size = int.from_bytes(await self._reader.readexactly(LENGTH_BYTES), "big")
-        answer = json.loads(await self._reader.readexactly(size))
+        """Raises EOFError or OSError when the process dies of it, or is ended because somebody has stopped it."""
+        self._look_later()
+        try:
+            self._writer.write(request)
+            await self._writer.drain()
+            size = int.from_bytes(await self._reader.readexactly(LENGTH_BYTES), "big")
+            answer = json.loads(await self._reader.readexactly(size))
+        finally:
+            self._looking.cancel()
         if not isinstance(answer, dict):
             raise InternalError("a process that renders chat templates speaks another language")
         return answer
+
+    def _look_later(self) -> None:
+        self._looking = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+
+    def _look(self) -> None:
+        """One that is stopped uses no time of its own, so that its own bound never ends it; it would hold its place for long."""
+        try:
+            stopped = psutil.Process(self._process.pid).status() == psutil.STATUS_STOPPED
+        except psutil.NoSuchProcess:  # its end of the line says so as well
+            return
+        if stopped:
+            self._process.kill()
+        else:
+            self._look_later()
 
     async def end(self) -> int:
         """Kill it, if it lives; its exit status. Idempotent."""

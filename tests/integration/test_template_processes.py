@@ -68,6 +68,20 @@ async def test_others_go_on_while_a_template_computes(processes):
         await slow
 
 
+async def test_processes_that_somebody_has_stopped_are_replaced(processes):
+    """Not after the half minute that a crowded machine is given, and not by a refusal of what is good."""
+    await asyncio.gather(*(processes.render(GOOD, TALK) for _ in range(LIMITS.max_processes)))
+    stopped = [child._process for child in processes._idle]
+    assert len(stopped) == LIMITS.max_processes
+    for process in stopped:
+        os.kill(process.pid, signal.SIGSTOP)
+    async with asyncio.timeout(LIMITS.wall_s / 3):
+        texts = await asyncio.gather(*(processes.render(GOOD, TALK) for _ in range(4)))
+    assert texts == [GOOD.render(TALK)] * 4
+    assert [process.poll() for process in stopped] == [-signal.SIGKILL] * 2
+    assert all(child._process not in stopped for child in processes._idle)
+
+
 async def test_what_is_nested_too_deeply_is_refused(processes):
     deep: list = []
     for _ in range(100_000):
