@@ -103,6 +103,7 @@ class RouterServer:
         advisor = Advisor(config.disaggregation, clock, self._pools.loads, cached, ways)
         self._registry.subscribe(advisor.on_change)
         flow = Flow(means, metrics, advisor)
+        self._registry.subscribe(flow.on_change)
         gate = Gate(self._admission, self._limits)
         service = Inference(self._prompter, gate, flow, self._registry, clock, metrics)
         service.listen = heard if config.access.log_prompts else unheard

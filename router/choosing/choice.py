@@ -72,6 +72,11 @@ class Chooser:
         prefill = self._pick(WorkerKind.PREFILL, progress, reaching)
         return None if prefill is None else (prefill, decode)
 
+    def offer(self) -> tuple[object, ...]:
+        """What can be chosen now, to be compared with what could before: who takes work, and which pairs are bad."""
+        pools = (self._pools.candidates(kind) for kind in WorkerKind)
+        return (*(tuple((c.info.ref, c.doubtful) for c in pool) for pool in pools), self._book.bad)
+
     def bad_pairs(self) -> list[Pair]:
         """The bad ones among the workers that take work now."""
         return [pair for pair in self.pairs() if self._book.state(pair) is PairState.BAD]

@@ -22,8 +22,11 @@ from router.choosing.advisor import Advisor, Watch
 from router.choosing.route import Reason, Route
 from router.serving.attempts import Alone, HandOver, Means
 from router.serving.progress import Job, Progress
+from router.serving.waiting import Waiting
+from router.workers.registry import Change
 
-_POLL_S = 0.05  # while there is no worker
+# Before a request that waits for a worker looks at its own times again; the least is what differences of instants are off by.
+_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.001, 1.0
 _Begun = tuple[Alone | HandOver, Watch]
 
 
@@ -36,6 +39,12 @@ class Flow:
         self._advisor = advisor
         self._metrics = metrics
         self._started_at = means.clock.now()
+        self._waiting = Waiting(means.chooser.offer, means.clock, means.halt)
+
+    def on_change(self, change: Change) -> None:
+        """A worker came or went: who waits for one need not wait for the next look."""
+        del change
+        self._waiting.look()
 
     def start(self, job: Job, beside: Progress | None = None) -> Progress:
         """The books of a new job, to be passed to `deltas` and read when it ends; `beside` is an answer to the same prompt."""
@@ -95,12 +104,20 @@ class Flow:
             missing, why = self._missing(progress)
             if progress.time_left_s == 0:
                 raise DeadlineExceeded(f"the request's time ran out while it waited: {why}")
-            young = clock.now() < self._started_at + retry.first_worker_wait_s
-            may_come = missing is not None and (young or self._means.pools.absent_s(missing) < retry.worker_wait_s)
-            ran = progress.num_failures + progress.num_moves > 0
-            if not (ran or may_come) or clock.now() >= give_up:
+            left_s = give_up - clock.now()
+            if progress.num_failures + progress.num_moves == 0:  # one that ran waits in any case
+                left_s = min(left_s, self._may_come_s(missing))
+            if left_s <= 0:
                 raise _NoWorker(why)
-            await clock.sleep(min(_POLL_S, progress.time_left_s))
+            await self._waiting.news(max(_SHORTEST_WAIT_S, min(_LONGEST_WAIT_S, left_s, progress.time_left_s)))
+
+    def _may_come_s(self, missing: WorkerKind | None) -> float:
+        """For how long yet a worker of this pool, of which none is ready, may come by itself."""
+        if missing is None:
+            return 0.0
+        clock, retry = self._means.clock, self._means.retry
+        young_s = self._started_at + retry.first_worker_wait_s - clock.now()
+        return max(young_s, retry.worker_wait_s - self._means.pools.absent_s(missing))
 
     def _attempt_now(self, progress: Progress) -> _Begun | None:
         """None when a worker that it needs is not there."""

@@ -97,6 +97,11 @@ class PairBook:
         """Whether these two must not be combined."""
         return bool(self._bad) and Pair(prefill, decode) in self._bad
 
+    @property
+    def bad(self) -> frozenset[Pair]:
+        """All that must not be combined."""
+        return frozenset(self._bad)
+
     def reason(self, pair: Pair) -> str:
         """What its last failure was; empty when the last hand-off worked."""
         entry = self._entries.get(pair)

@@ -181,6 +181,7 @@ class World:
         self.registry.subscribe(advisor.on_change)
         self.ledger = advisor.ledger
         flow = Flow(means, self.metrics, advisor)
+        self.registry.subscribe(flow.on_change)
         gate = Gate(self.admission, RateLimits(LimitsConfig(), LocalBuckets(clock)))
         self.service = Inference(
             Prompter(model_card(), TemplateProcesses()), gate, flow, self.registry, clock, self.metrics

@@ -32,7 +32,7 @@ async def test_a_young_router_waits_for_the_workers_of_its_last_life(tmp_path, r
 
 
 async def test_it_does_not_wait_for_ever(tmp_path):
-    async with running_router(patient(tmp_path, first_worker_wait_s=0.2)) as running:
+    async with running_router(patient(tmp_path, first_worker_wait_s=0.5)) as running:
         began = asyncio.get_running_loop().time()
         assert (await running.http.post("/v1/completions", json=BODY)).status_code == 503
         assert asyncio.get_running_loop().time() - began > 0.1
