@@ -33,7 +33,8 @@ from bench.cancel import WORKER_FLAGS, CancelBenchConfig, run_cancel
 from bench.checkpoint import HALF_B, half_b_checkpoint
 from bench.cluster import ClusterDidNotStart, serving, vocab_size_of
 from bench.conversation import ConversationBenchConfig, run_conversation
-from bench.decision import DecisionBenchConfig, run_decision
+from bench.decision import DecisionBenchConfig
+from bench.decision_report import run_decision
 from bench.engine import EngineBenchConfig, run_engine
 from bench.fake_workers import FakeConfig, serve_until_signal
 from bench.index import run_index

@@ -9,7 +9,8 @@ What a probe costs is the delay that it causes, in seconds, as the router's own 
     time from sending it to its second token  +  weight · Σ over streams of the time that they lost meanwhile
 
 A stream's loss is the time from its last token before the probe was sent to its first after the probe's second token, less
-what as many tokens take it in the pauses; all together not below 0. Does not know how the router decides.
+what as many tokens take it in quiet at that time: a straight line through the pauses before and after, since a token takes
+longer as contexts grow. All together not below 0. Streams are begun anew every few rounds. Does not know how the router decides.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import itertools
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -28,11 +29,9 @@ import grpc
 from bench.cluster import ServedCluster
 from bench.load import LoadFailed, Route
 from bench.progress import Say
-from bench.report import Measure, Report, Verdict
 from contracts.pb.diptych.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from rpc.channel import open_channel
 
-WORSE_BAR = 1.15
 ORDINARY_FROM = 32  # ids below are special tokens in some vocabularies
 WAYS = (Route.DISAGGREGATED, Route.COLOCATED, Route.ANY)
 _ROUTES = {
@@ -41,6 +40,7 @@ _ROUTES = {
     Route.COLOCATED: inference_pb2.ROUTE_COLOCATED,
 }
 _TIMEOUT_S = 300.0
+_STINT = 3  # rounds with the same streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,12 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class DecisionBenchConfig:
-    """The grid; `rounds` by prompt length, because short prompts are cheap and noisy. `weight` is the router's default."""
+    """The grid; `rounds` by prompt length, because short prompts are cheap and noisy, and more of them, `stream_rounds`, where
+    streams run, whose losses scatter by more than what is to be told apart. `weight` is the router's default.
+    """
 
-    rounds: dict[int, int] = field(default_factory=lambda: {48: 7, 256: 5, 1024: 3})
+    rounds: dict[int, int] = field(default_factory=lambda: {48: 5, 256: 4, 1024: 3})
+    stream_rounds: dict[int, int] = field(default_factory=lambda: {48: 15, 256: 11, 1024: 9})
     cached_shares: tuple[float, ...] = (0.0, 0.75)
     situations: tuple[Situation, ...] = (
         Situation("idle"),
@@ -87,6 +90,10 @@ class DecisionBenchConfig:
     def cells(self) -> tuple[Cell, ...]:
         """All points."""
         return tuple(Cell(*each) for each in itertools.product(self.rounds, self.cached_shares, self.situations))
+
+    def rounds_of(self, cell: Cell) -> int:
+        """How often a cell is asked each way."""
+        return (self.stream_rounds if cell.situation.streams else self.rounds)[cell.num_tokens]
 
 
 @dataclass(slots=True)
@@ -197,30 +204,62 @@ class _Sent:
 
 
 async def run_cell(prober: Prober, cell: Cell, rounds: int, pause_s: float) -> list[Probe]:
-    """`rounds` probes each way, in turns; the first way changes from round to round."""
-    situation, sent, pauses = cell.situation, [], []
+    """`rounds` probes each way, in turns; the first way changes from round to round. Round after round, as they were sent."""
+    probes: list[Probe] = []
+    for begin in range(0, rounds, _STINT):
+        probes += await _run_stint(prober, cell, range(begin, min(begin + _STINT, rounds)), pause_s)
+    return probes
+
+
+async def _run_stint(prober: Prober, cell: Cell, rounds: range, pause_s: float) -> list[Probe]:
+    situation, sent = cell.situation, []
+    pauses: list[tuple[float, float]] = []
+
+    async def pause() -> None:
+        begin_s = time.monotonic()
+        await asyncio.sleep(pause_s)
+        pauses.append((begin_s + pause_s / 3, time.monotonic()))
+
     streams = await prober.begin_streams(situation.streams)
     try:
-        for number in range(rounds):
+        for number in rounds:
             for turn in range(len(WAYS)):
                 way = WAYS[(number + turn) % len(WAYS)]
                 prompt = prober.prompt(cell.num_tokens)
                 cached = int(cell.num_tokens * cell.cached_share)
                 if cached:
                     await prober.ask(prompt[:cached], 1, Route.COLOCATED)
-                begin_s = time.monotonic()
-                await asyncio.sleep(pause_s)
-                pauses.append((begin_s + pause_s / 3, time.monotonic()))
+                await pause()
                 sent.append(await _probe(prober, prompt, way, situation))
+        await pause()
     finally:
         await prober.end_streams(streams)
-    spans = [stream.span(*pause) for stream in streams for pause in pauses]
-    gaps = [seconds / num_tokens for seconds, num_tokens in spans if num_tokens]
-    usual_gap_s = statistics.median(gaps) if gaps else 0.0
+    usual = quiet_gap(streams, pauses)
     return [
-        Probe(s.way, s.went, s.end_s - s.begin_s, max(0.0, lost_s(streams, s.begin_s, s.end_s, usual_gap_s)))
+        Probe(
+            s.way,
+            s.went,
+            s.end_s - s.begin_s,
+            max(0.0, lost_s(streams, s.begin_s, s.end_s, usual((s.begin_s + s.end_s) / 2))),
+        )
         for s in sent
     ]
+
+
+def quiet_gap(streams: Sequence[Stream], pauses: Sequence[tuple[float, float]]) -> Callable[[float], float]:
+    """What a token takes each of the streams at an instant: a straight line through what it took in these pauses."""
+    seen: list[tuple[float, float]] = []
+    for begin_s, end_s in pauses:
+        spans = [stream.span(begin_s, end_s) for stream in streams]
+        gaps = [seconds / num_tokens for seconds, num_tokens in spans if num_tokens]
+        if gaps:
+            seen.append(((begin_s + end_s) / 2, statistics.median(gaps)))
+    if not seen:
+        return lambda _: 0.0
+    if len(seen) == 1:
+        return lambda _: seen[0][1]
+    slope, at_zero = statistics.linear_regression(*zip(*seen, strict=True))
+    return lambda when_s: at_zero + slope * when_s
 
 
 async def _probe(prober: Prober, prompt: tuple[int, ...], way: Route, situation: Situation) -> _Sent:
@@ -251,46 +290,5 @@ async def measure(
         found = {}
         for cell in config.cells:
             say(f"decision: {cell.name}")
-            found[cell] = await run_cell(prober, cell, config.rounds[cell.num_tokens], config.pause_s)
+            found[cell] = await run_cell(prober, cell, config.rounds_of(cell), config.pause_s)
         return found
-
-
-def run_decision(cluster: ServedCluster, vocab_size: int, config: DecisionBenchConfig, say: Say) -> Report:
-    """Some minutes. Raises LoadFailed."""
-    return decision_report(asyncio.run(measure(cluster, vocab_size, config, say)), cluster.model, config)
-
-
-def decision_report(found: dict[Cell, list[Probe]], model: str, config: DecisionBenchConfig) -> Report:
-    """Per cell what each way costs, and how far auto is from the better."""
-    measures, ratios, notes = [], {}, []
-    names = {Route.DISAGGREGATED: "always remote", Route.COLOCATED: "always local", Route.ANY: "auto"}
-    for cell, probes in found.items():
-        medians = {}
-        for way, name in names.items():
-            costs = tuple(probe.cost_s(config.weight) * 1e3 for probe in probes if probe.way is way)
-            measures.append(Measure(f"{cell.name}: {name}", "ms", costs))
-            medians[way] = statistics.median(costs)
-        ratios[cell] = medians[Route.ANY] / min(medians[Route.DISAGGREGATED], medians[Route.COLOCATED])
-        went = [probe.went for probe in probes if probe.way is Route.ANY]
-        remote = went.count(Route.DISAGGREGATED)
-        notes.append(
-            f"{cell.name}: auto went remote {remote} of {len(went)} times, {ratios[cell]:.2f} × the better way."
-        )
-    worst = max(ratios, key=lambda cell: ratios[cell])
-    return Report(
-        name="decision",
-        title="One pool or two: the router's choice against always and never",
-        command="python -m bench decision",
-        method=f"{model}; router, 1 prefill and 1 decode worker, one thread each. Each cell is asked three ways in turns: "
-        "forced over both pools, forced onto the decode worker, left to the router. A probe costs its time to the second token "
-        f"plus {config.weight:g} × what all running streams lost meanwhile; the router predicts the same. It learns from all "
-        "requests, the forced ones too. Cached prefixes are at the decode worker only.",
-        measures=tuple(measures),
-        verdicts=(
-            Verdict("auto against the better way, worst cell", ratios[worst], "×", WORSE_BAR, False),
-            Verdict(
-                "auto against the better way, mean of cells", statistics.fmean(ratios.values()), "×", WORSE_BAR, False
-            ),
-        ),
-        notes=(f"Worst cell: {worst.name}.", *notes),
-    )
