@@ -14,7 +14,8 @@ from contracts.worker import WorkerInfo, WorkerLoad, WorkerRef
 from observability.log import get_logger
 from registry import keys, scripts, wire
 from registry.config import LeaseConfig
-from registry.link import RedisLink, Reply
+from registry.link import RedisLink
+from registry.pipeline import Reply
 
 log = get_logger(__name__)
 _RETRY_S = 1.0

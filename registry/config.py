@@ -74,7 +74,6 @@ class RedisConfig:
     check_s: float = 0.5
     min_backoff_s: float = 0.1
     max_backoff_s: float = 1.0
-    max_connections: int = 16
 
 
 @dataclass(frozen=True, slots=True)

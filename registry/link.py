@@ -4,6 +4,7 @@
                 └─ PING again after a back-off        while away every command fails at once, nobody waits
 
 Nothing here retries a command: whoever asked knows whether that is wise. A command that met its deadline may have been done.
+All commands share one connection (`registry.pipeline`); the PING has its own, so that it says of Redis, and not of what waits.
 Connections are redis-py's; credentials go nowhere else. Does not know keys, values or what is subscribed to
 (`registry.subscription`).
 """
@@ -14,26 +15,26 @@ import asyncio
 import hashlib
 import random
 import ssl
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias, cast
+from typing import cast
 
-from redis.asyncio.connection import AbstractConnection, BlockingConnectionPool, Connection, SSLConnection
+from redis.asyncio.connection import AbstractConnection, Connection, ConnectionPool, SSLConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError
 
 from contracts.clock import Clock
 from contracts.errors import ConfigError, Unavailable
+from contracts.upkeep import kept_up, pause
 from observability.log import get_logger
 from registry.config import RedisAddress, RedisConfig
+from registry.pipeline import Pipeline, Reply, Word
 from registry.presence import Presence
 
 log = get_logger(__name__)
-Word: TypeAlias = str | bytes | int | float
-# As Redis sends it: an integer, a string, nothing, or a list of these.
-Reply: TypeAlias = "int | bytes | list[Reply] | None"
+_STUCK_TIMEOUTS = 4  # without any reply while Redis answers a PING: it is the connection that is broken
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,9 @@ class RedisLink:
     def __init__(self, config: RedisConfig, clock: Clock) -> None:
         self.config = config
         self._clock = clock
-        self._pool = connection_pool(config)
+        self._maker = _maker(config)
+        self._pipeline = Pipeline(self.new_connection, config.connect_timeout_s, clock)
+        self._probe: AbstractConnection | None = None
         self.presence = Presence(str(config.address), clock)
         self._doubt = asyncio.Event()
         self._closed = False
@@ -70,9 +73,10 @@ class RedisLink:
     def start(self) -> None:
         """Begin to look for Redis. Returns at once."""
         if self._watching is None:
-            self._watching = watched(
-                "redis link", self._watch(), lambda: self.presence.say("the task that looks for it died")
-            )
+            self._watching = asyncio.ensure_future(kept_up("redis link", self._watch, self._clock, self._not_watched))
+
+    def _not_watched(self, _task: str) -> None:
+        self.presence.say("the task that looks for it died; it is started again")
 
     async def close(self) -> None:
         """Let go of everything. Idempotent; commands raise Unavailable from now on."""
@@ -81,9 +85,8 @@ class RedisLink:
         if watching is not None:
             watching.cancel()
             await asyncio.wait((watching,))
-        with suppress(RedisError, OSError, TimeoutError):
-            async with asyncio.timeout(self.config.connect_timeout_s):
-                await self._pool.disconnect()
+        await self._pipeline.reset("closed")
+        await self._forget_probe()
 
     async def run(self, *words: Word, timeout_s: float | None = None) -> Reply:
         """Run one command. Raises Unavailable when Redis is away, refuses it, or does not answer within `timeout_s`
@@ -94,7 +97,7 @@ class RedisLink:
         limit_s = self.config.command_timeout_s if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                return await self._ask(words)
+                return await self._pipeline.ask(words)
         except TimeoutError as error:
             self.doubt()
             raise Unavailable(f"{self.config.address}: no answer within {limit_s:g} s") from error
@@ -122,21 +125,11 @@ class RedisLink:
 
     def new_connection(self) -> AbstractConnection:
         """A connection of its own, not made yet, for who has to hold it; the caller disconnects it."""
-        return cast("AbstractConnection", self._pool.make_connection())
+        return cast("AbstractConnection", self._maker.make_connection())
 
     def doubt(self) -> None:
         """Something spoke against Redis being there: look now, not at the next turn."""
         self._doubt.set()
-
-    async def _ask(self, words: Sequence[Word]) -> Reply:
-        connection = await self._pool.get_connection()
-        try:
-            await connection.send_command(*words)
-            return cast("Reply", await connection.read_response())
-        finally:
-            if self._closed:  # meanwhile: nobody closes it later
-                await connection.disconnect(nowait=True)
-            await self._pool.release(connection)
 
     async def _watch(self) -> None:
         backoff_s = self.config.min_backoff_s
@@ -145,47 +138,46 @@ class RedisLink:
             problem = await self._ping()
             self.presence.say(problem)
             if problem:
-                with suppress(RedisError, OSError, TimeoutError):  # they lead nowhere, or to a Redis that was
-                    async with asyncio.timeout(self.config.connect_timeout_s):
-                        await self._pool.disconnect(inuse_connections=False)
+                await self._pipeline.reset(problem)  # it leads nowhere, or to a Redis that was
                 await self._clock.sleep(backoff_s * random.uniform(0.5, 1.0))
                 backoff_s = min(2 * backoff_s, self.config.max_backoff_s)
-            else:
-                backoff_s = self.config.min_backoff_s
-                await self._pause()
+                continue
+            backoff_s = self.config.min_backoff_s
+            if self._pipeline.silent_s > _STUCK_TIMEOUTS * self.config.command_timeout_s:
+                log.warning("commands are not answered although redis is there; they get another connection")
+                await self._pipeline.reset("the connection for commands was silent")
+            await pause(self._clock, self.config.check_s, self._doubt)
 
     async def _ping(self) -> str:
-        """What is wrong with Redis; nothing when it answers."""
+        """What is wrong with Redis; nothing when it answers. On a connection of its own: no command is before it."""
         limit_s = self.config.command_timeout_s + (0.0 if self.up else self.config.connect_timeout_s)
+        if self._probe is None:
+            self._probe = self.new_connection()
         try:
             async with asyncio.timeout(limit_s):
-                await self._ask(("PING",))
+                await self._probe.connect()
+                await self._probe.send_command("PING")
+                await self._probe.read_response()
         except TimeoutError:
+            await self._forget_probe()
             return f"no answer within {limit_s:g} s"
         except (RedisError, OSError) as error:
+            await self._forget_probe()
             return reason_of(error)
         return ""
 
-    async def _pause(self) -> None:
-        """Until the next look is due, or Redis is in doubt."""
-        waits = (
-            asyncio.ensure_future(self._clock.sleep(self.config.check_s)),
-            asyncio.ensure_future(self._doubt.wait()),
-        )
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+    async def _forget_probe(self) -> None:
+        probe, self._probe = self._probe, None
+        if probe is not None:
+            with suppress(RedisError, OSError):
+                await probe.disconnect()
 
 
-def connection_pool(config: RedisConfig) -> BlockingConnectionPool:
-    """Connections to one database, made when needed. They have no time-outs of their own: who uses them has."""
+def _maker(config: RedisConfig) -> ConnectionPool:
+    """Makes connections to one database, and keeps none. They have no time-outs of their own: who uses them has."""
     address = config.address
     make = partial(
-        BlockingConnectionPool,
-        max_connections=config.max_connections,
-        timeout=None,
+        ConnectionPool,
         host=address.host,
         port=address.port,
         db=address.db,
@@ -221,17 +213,3 @@ def _check_tls_files(address: RedisAddress) -> None:
 def reason_of(error: BaseException) -> str:
     """One line; redis-py's messages name host and port, never credentials."""
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def watched(name: str, work: Coroutine[None, None, None], died: Callable[[], None]) -> asyncio.Task[None]:
-    """A task whose death is not silent."""
-
-    def ended(task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            log.error("a task died", error, task=name)
-            died()
-
-    task = asyncio.ensure_future(work)
-    task.add_done_callback(ended)
-    return task

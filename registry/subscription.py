@@ -21,9 +21,10 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
 
 from contracts.clock import Clock
+from contracts.upkeep import watched
 from observability.log import get_logger
 from registry.config import RedisConfig
-from registry.link import RedisLink, reason_of, watched
+from registry.link import RedisLink, reason_of
 
 log = get_logger(__name__)
 _SUBSCRIBED, _MESSAGE, _PONG = b"subscribe", b"message", b"pong"

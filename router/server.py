@@ -14,6 +14,7 @@ from collections.abc import Coroutine
 
 from contracts.clock import Clock
 from contracts.errors import Unavailable
+from contracts.upkeep import kept_up
 from contracts.worker import WorkerKind
 from observability.admission_metrics import AdmissionSeries
 from observability.decision_metrics import DecisionMetrics
@@ -45,7 +46,6 @@ from router.serving.retry_budget import RetryBudget
 from router.text.model_card import load_model_card
 from router.text.prompting import Prompter
 from router.text.template_processes import TemplateProcesses
-from router.upkeep import kept_up
 from router.workers.breaker_news import BreakerNews
 from router.workers.breakers import Breakers
 from router.workers.canary import Canary

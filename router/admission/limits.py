@@ -147,6 +147,13 @@ class LocalBuckets:
             self._full_at = {key: instant for key, instant in self._full_at.items() if instant > now}
         return verdict
 
+    def level(self, owner: str, standings: Sequence[Standing], *, at_least: bool = False) -> None:
+        """Make the buckets as full as these are; with `at_least` only those that are fuller than these."""
+        now = self._clock.now()
+        for standing in standings:
+            key, full_at = (owner, standing.kind), now + standing.reset_s
+            self._full_at[key] = max(full_at, self._full_at.get(key, now)) if at_least else full_at
+
     async def give(self, owner: str, back: Sequence[Wanted]) -> None:
         """See Buckets."""
         now = self._clock.now()

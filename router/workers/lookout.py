@@ -18,13 +18,14 @@ from uuid import uuid4
 
 from contracts.clock import Clock
 from contracts.errors import DiptychError, InternalError, InvalidRequest, Unavailable
+from contracts.upkeep import kept_up, pause, watched
 from contracts.worker import WorkerRef
 from observability.log import get_logger
 from registry import keys, scripts, wire
-from registry.link import RedisLink, Reply, watched
+from registry.link import RedisLink
+from registry.pipeline import Reply
 from registry.subscription import Message, Signal, Subscription
 from router.config import RegistryConfig
-from router.upkeep import kept_up
 from router.workers.worker_table import WorkerTable
 
 log = get_logger(__name__)
@@ -107,7 +108,7 @@ class Lookout:
             else:
                 if listening and subscription is not None and subscription.listening:
                     self._there()
-            await self._pause()
+            await pause(self._clock, _LOOK_TTLS * self._config.ttl_s, self._look_now)
 
     async def _look(self) -> None:
         args = (keys.WORKER, round(2 * self._config.ttl_s * 1e3))
@@ -161,17 +162,6 @@ class Lookout:
         if self._clock.now() - self._grumbled_at >= _GRUMBLE_S:
             self._grumbled_at = self._clock.now()
             log.warning("a word in redis is refused", reason=error, refused=self.num_refused)
-
-    async def _pause(self) -> None:
-        waits = (
-            asyncio.ensure_future(self._clock.sleep(_LOOK_TTLS * self._config.ttl_s)),
-            asyncio.ensure_future(self._look_now.wait()),
-        )
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
 
     def _away(self, problem: str) -> None:
         if not self._problem:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 
 from contracts.clock import Clock
+from contracts.upkeep import kept_up
 from contracts.worker import WorkerState
 from observability.log import get_logger
 from registry.config import RedisConfig
 from registry.link import RedisLink
 from router.config import RegistryConfig
-from router.upkeep import kept_up
 from router.workers.awake import AwakeTime
 from router.workers.embedded_registry import EmbeddedRegistry
 from router.workers.pools import Pools

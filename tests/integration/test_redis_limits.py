@@ -13,6 +13,7 @@ from router.admission.limits import Kind, LocalBuckets, Rate, Wanted
 from router.admission.shared_limits import SharedBuckets
 from router.config import LimitsConfig
 from tests.integration.router_harness import MODEL, router_config, running_router
+from tests.integration.slow_redis import SlowRedis
 
 # One that is killed refuses at once; a slow machine is not taken for that.
 QUICK = {"command_timeout_s": 5.0, "check_s": 0.1, "min_backoff_s": 0.02, "max_backoff_s": 0.1}
@@ -20,10 +21,10 @@ SLOW = Rate(600)  # ten a second
 
 
 @asynccontextmanager
-async def router(process):
-    link = RedisLink(RedisConfig(parse_redis_url(process.url), **QUICK), MonotonicClock())
+async def router(process, patience_s=5.0, quick=QUICK):
+    link = RedisLink(RedisConfig(parse_redis_url(process.url), **quick), MonotonicClock())
     link.start()
-    buckets = SharedBuckets(link, MonotonicClock(), "diptych", lambda: buckets.alone.append(1))
+    buckets = SharedBuckets(link, MonotonicClock(), "diptych", lambda: buckets.alone.append(1), patience_s)
     buckets.alone, buckets.link = [], link
     try:
         async with asyncio.timeout(10):
@@ -99,7 +100,8 @@ async def test_without_redis_each_router_goes_on_with_its_own(redis_process):
         redis_process.kill()
         for buckets in (one, other):
             began = asyncio.get_running_loop().time()
-            assert (await buckets.take("a", wanted(600.0))).granted
+            granted = (await buckets.take("a", wanted(600.0))).granted
+            assert granted is (buckets is other), "from where it last was: what this router has used is used"
             assert not (await buckets.take("a", wanted(600.0))).granted, "its own is a limit, too"
             assert asyncio.get_running_loop().time() - began < 4.0, "nobody waits for a Redis that is not there"
             assert buckets.alone
@@ -111,6 +113,58 @@ async def test_without_redis_each_router_goes_on_with_its_own(redis_process):
         assert (await one.take("a", wanted(600.0))).granted, "this Redis has forgotten"
         assert not (await other.take("a", wanted(600.0))).granted, "and they share again"
         assert len(one.alone) == alone
+
+
+async def test_a_slow_redis_costs_a_request_nothing_once_it_is_known_and_the_limit_stays_one(redis_process):
+    loop = asyncio.get_running_loop()
+
+    async def takes(number, owner="a"):
+        async def timed(buckets):
+            began = loop.time()
+            return (await buckets.take(owner, wanted(10.0))).granted, loop.time() - began
+
+        return await asyncio.gather(*(timed(buckets) for _ in range(number) for buckets in (one, other)))
+
+    async with (
+        SlowRedis(redis_process.port) as slow,
+        router(slow, 0.05, {}) as one,
+        router(slow, 0.05, {}) as other,
+    ):
+        came_and_went = []
+        one.link.presence.subscribe(came_and_went.append)
+        slow.late_s = 0.1
+        first = await takes(200)
+        assert all(took_s < 5.0 for _, took_s in first), "they wait for it, but not one after the other"
+        assert 60 <= sum(granted for granted, _ in first) <= 125, "each by itself until the first word came"
+        await asyncio.sleep(0.6)  # words come and go
+        alone = len(one.alone)
+        began = loop.time()
+        second = await takes(200)
+        assert loop.time() - began < 2.0, "nobody waits any more"
+        assert not any(granted for granted, _ in second), "what the other has given is known"
+        assert len(one.alone) >= alone + 200
+        await one.give("a", [Wanted(Kind.TOKENS, SLOW, 5000.0)])
+        await other.give("a", [Wanted(Kind.TOKENS, SLOW, 5000.0)])
+        assert any(granted for granted, _ in await takes(1)), "what is given back can be had"
+        slow.late_s = 0.0
+        async with asyncio.timeout(10):
+            while one.alone:
+                one.alone.clear()
+                await one.take("b", wanted(1.0))
+                await asyncio.sleep(0.05)
+        assert came_and_went == [], "slow is not away"
+
+
+async def test_who_leaves_while_redis_is_asked_has_taken_nothing(redis_process):
+    async with SlowRedis(redis_process.port) as slow, router(slow) as buckets:
+        slow.late_s = 0.05
+        taking = asyncio.ensure_future(buckets.take("a", wanted(600.0)))
+        await asyncio.sleep(0.02)
+        taking.cancel()
+        await asyncio.wait((taking,))
+        async with asyncio.timeout(5):
+            while not (await buckets.take("a", wanted(590.0))).granted:
+                await asyncio.sleep(0.05)
 
 
 async def test_a_router_with_a_redis_shares_its_limits_with_others(redis_process, tmp_path):

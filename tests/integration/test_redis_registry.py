@@ -15,11 +15,12 @@ from registry import keys
 from registry.client import RedisRegistryClient, begin_life
 from registry.config import LeaseConfig, RedisConfig, parse_redis_url
 from registry.link import RedisLink
-from router.config import RegistryConfig
+from router.config import LimitsConfig, RegistryConfig
 from rpc.authority import CA_FILE, CERT_FILE, KEY_FILE
 from tests.identities import Identities
 from tests.integration.router_harness import MODEL, router_config, running_router
 from tests.integration.scripted_workers import ScriptedDecode
+from tests.integration.slow_redis import SlowRedis
 from tests.redis_process import RedisProcess, require_redis_server
 
 TTL_S, QUIET = 1.5, 0.9
@@ -46,7 +47,8 @@ class Deployment:
 
     async def router(self, url=None):
         redis = quick(url or self.url)
-        config = router_config(self.tmp_path, registry=RegistryConfig(TTL_S, QUIET), redis=redis)
+        limits = LimitsConfig(requests_per_minute=100_000)
+        config = router_config(self.tmp_path, registry=RegistryConfig(TTL_S, QUIET), redis=redis, limits=limits)
         running = await self.stack.enter_async_context(running_router(config))
         running.cluster.registry_client = lambda: RedisRegistryClient(self.link, LeaseConfig(TTL_S))
         self.routers.append(running)
@@ -237,47 +239,18 @@ async def test_a_redis_that_forgets_everything_or_takes_no_writes_loses_no_worke
         await ask(running)
 
 
-class SlowRedis:
-    """Passes bytes to a Redis and back, late."""
-
-    def __init__(self, port):
-        self.port, self.late_s = port, 0.0
-        self.carrying = []
-
-    async def __aenter__(self):
-        self.server = await asyncio.start_server(self.take, "127.0.0.1", 0)
-        host, port = self.server.sockets[0].getsockname()
-        self.url = f"redis://{host}:{port}/0"
-        return self
-
-    async def __aexit__(self, *_):
-        self.server.close()
-        for task in self.carrying:
-            task.cancel()
-        await asyncio.gather(*self.carrying, return_exceptions=True)
-
-    async def take(self, reader, writer):
-        there, back = await asyncio.open_connection("127.0.0.1", self.port)
-        for way in (self.carry(reader, back), self.carry(there, writer)):
-            self.carrying.append(asyncio.create_task(way))
-
-    async def carry(self, reader, writer):
-        try:
-            while data := await reader.read(65536):
-                await asyncio.sleep(self.late_s)
-                writer.write(data)
-        except ConnectionError:
-            return
-        finally:
-            writer.close()
-
-
 async def test_a_slow_redis_costs_requests_no_time(redis_process, tmp_path):
     async with SlowRedis(redis_process.port) as slow, deployment(slow.url, tmp_path, 1) as made:
         (running,) = made.routers
         await heard(running, "ok")
         await made.decode("d0")
         await ready(running, 1)
+        slow.late_s = 0.1
+        for _ in range(5):
+            began = time.monotonic()
+            await ask(running, 10)
+            assert time.monotonic() - began < 2.0, "far is not away, and nobody waits"
+            assert (await health(running))["registry"] == "ok"
         slow.late_s = 3.0
         await heard(running, "away: ")
         await asyncio.sleep(1.5 * TTL_S)

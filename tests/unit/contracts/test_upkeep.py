@@ -4,7 +4,7 @@ import asyncio
 import itertools
 
 from contracts.clock import VirtualClock
-from router.upkeep import kept_up
+from contracts.upkeep import kept_up
 
 
 async def test_a_task_that_dies_is_started_again_at_growing_pauses_until_it_is_done(caplog):
