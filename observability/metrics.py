@@ -10,14 +10,14 @@ of sums. Does not know requests, workers or HTTP: callers pass numbers and short
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from observability.gap_counts import GapCounts, HistogramName
+from observability.histograms import CountedHistogram, Counts, HistogramName
 from observability.stages import HandoffStats, StageTimes
 
 TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
@@ -25,9 +25,7 @@ GAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0
 REQUEST_BUCKETS = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
 STAGE_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
-TTFT_STAGES = ("admission_s", "tokenise_s", "route_s", "prefill_queue_s", "prefill_compute_s", "emit_s")
 
-_MODEL = ("model_name",)
 _VLLM = ("model_name", "engine")
 
 
@@ -74,11 +72,7 @@ class RouterMetrics:
         self.registry = CollectorRegistry()
         self._ours = _RouterSeries(self.registry, model_name)
         self._vllm = _VllmSeries(self.registry, model_name)
-        named = (
-            HistogramName("diptych_itl_seconds", "Gap between tokens", {"model_name": model_name}),
-            HistogramName("vllm:inter_token_latency_seconds", "ITL", {"model_name": model_name, "engine": "0"}),
-        )
-        self._gaps = GapCounts(self.registry, GAP_BUCKETS, named)
+        self._both = _SharedSeries(self.registry, model_name)
         self.registry.register(_LiveCollector(model_name, workers, requests))
 
     def watch_bad_pairs(self, count: Callable[[], int]) -> None:
@@ -103,25 +97,62 @@ class RouterMetrics:
 
     def tokens_delivered(self, gap_s: float, num_tokens: int) -> None:
         """Tokens after the first were given to a front, `gap_s` after the ones before."""
-        self._gaps.observe(gap_s, num_tokens)
+        self._both.gaps.observe(gap_s, num_tokens)
 
     def request_finished(self, sample: RequestSample) -> None:
         """One request is over, however it ended."""
         self._ours.observe(sample)
         self._vllm.observe(sample)
+        self._both.observe(sample)
+
+
+class _SharedSeries:
+    """Histograms that are ours and vLLM's alike, counted once."""
+
+    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
+        def histogram(names: tuple[str, str], what: str, buckets: Sequence[float]) -> Counts:
+            shown = (
+                HistogramName(names[0], what, {"model_name": model_name}),
+                HistogramName(names[1], what, {"model_name": model_name, "engine": "0"}),
+            )
+            return CountedHistogram(registry, buckets, shown).series()
+
+        self.gaps = histogram(
+            ("diptych_itl_seconds", "vllm:inter_token_latency_seconds"), "Gap between tokens", GAP_BUCKETS
+        )
+        self._ttft = histogram(
+            ("diptych_ttft_seconds", "vllm:time_to_first_token_seconds"), "Arrival to first token", TTFT_BUCKETS
+        )
+        self._tpot = histogram(
+            ("diptych_tpot_seconds", "vllm:request_time_per_output_token_seconds"),
+            "(E2E - TTFT) / (tokens - 1)",
+            GAP_BUCKETS,
+        )
+        self._e2e = histogram(
+            ("diptych_e2e_seconds", "vllm:e2e_request_latency_seconds"), "Arrival to last token", REQUEST_BUCKETS
+        )
+
+    def observe(self, sample: RequestSample) -> None:
+        if sample.ttft_s is None:
+            return
+        self._ttft.observe(sample.ttft_s)
+        if sample.succeeded:
+            self._e2e.observe(sample.e2e_s)
+            if sample.num_longest_tokens > 1:
+                self._tpot.observe((sample.e2e_s - sample.ttft_s) / (sample.num_longest_tokens - 1))
 
 
 class _RouterSeries:
     """The diptych_* series of a router."""
 
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
-        def histogram(name: str, what: str, buckets: Sequence[float], labels: Sequence[str] = ()) -> Histogram:
-            return Histogram(name, what, (*_MODEL, *labels), registry=registry, buckets=buckets)
+        def histogram(name: str, what: str, label: str = "") -> CountedHistogram:
+            shown = HistogramName(name, what, {"model_name": model_name})
+            return CountedHistogram(registry, STAGE_BUCKETS, (shown,), label)
 
         def counter(name: str, what: str, labels: Sequence[str] = ()) -> Counter:
             return Counter(name, what, labels, registry=registry)
 
-        self._model_name = model_name
         self._requests = counter(
             "diptych_requests", "Requests, by how they ended and which way they went", ("outcome", "route")
         )
@@ -148,62 +179,73 @@ class _RouterSeries:
         )
         self._kv_bytes = counter("diptych_handoff_kv_bytes", "KV bytes pushed between pools", ("connector",))
         self._kv_blocks = counter("diptych_handoff_blocks", "KV blocks of hand-offs: sent, or cached", ("state",))
-        self._transfer = histogram(
-            "diptych_handoff_transfer_seconds", "Busy time of one transfer", STAGE_BUCKETS, ("connector",)
-        )
-        self._exposed = histogram("diptych_handoff_exposed_seconds", "Transfer time a client can feel", STAGE_BUCKETS)
-        self._ttft = histogram("diptych_ttft_seconds", "Arrival to first token", TTFT_BUCKETS).labels(model_name)
-        self._tpot = histogram("diptych_tpot_seconds", "(E2E - TTFT) / (tokens - 1)", GAP_BUCKETS).labels(model_name)
-        self._e2e = histogram("diptych_e2e_seconds", "Arrival to last token", REQUEST_BUCKETS).labels(model_name)
-        self._stage = histogram(
-            "diptych_stage_seconds", "Time spent in one stage of a request", STAGE_BUCKETS, ("stage",)
-        )
-        self._stages: dict[str, Histogram] = {}
+        self._transfer = histogram("diptych_handoff_transfer_seconds", "Busy time of one transfer", "connector")
+        self._exposed = histogram("diptych_handoff_exposed_seconds", "Transfer time a client can feel")
+        self._stage = histogram("diptych_stage_seconds", "Time spent in one stage of a request", "stage")
+        self._ended: dict[tuple[str, str], Counter] = {}  # to look one up by its labels costs more than to count
+        self._by_connector: dict[str, _ConnectorSeries] = {}
 
     def observe(self, sample: RequestSample) -> None:
-        self._requests.labels(sample.outcome, sample.route).inc()
+        way = sample.outcome, sample.route
+        ended = self._ended.get(way)
+        if ended is None:
+            ended = self._ended[way] = self._requests.labels(*way)
+        ended.inc()
         self._prompt.inc(sample.num_prompt_tokens)
         self._cached.inc(sample.num_cached_tokens)
         self._generated.inc(sample.num_output_tokens)
-        if sample.ttft_s is not None:
-            self._ttft.observe(sample.ttft_s)
-        if sample.succeeded:
-            self._observe_success(sample)
+        if sample.succeeded and sample.ttft_s is not None:
+            self._observe_stages(sample.stages, sample.ttft_s)
         self._failed_handoffs.inc(sample.num_failed_handoffs)
         for handoff in sample.handoffs:
             self._observe_handoff(handoff)
 
-    def _observe_success(self, sample: RequestSample) -> None:
-        self._e2e.observe(sample.e2e_s)
-        if sample.ttft_s is None:
-            return
-        if sample.num_longest_tokens > 1:
-            self._tpot.observe((sample.e2e_s - sample.ttft_s) / (sample.num_longest_tokens - 1))
-        for name, duration_s in _durations(sample.stages):
-            self._observe_stage(name.removesuffix("_s"), duration_s)
-        self._observe_stage("ttft_unexplained", max(0.0, sample.ttft_s - explained_ttft_s(sample.stages)))
-
-    def _observe_stage(self, name: str, duration_s: float) -> None:
-        series = self._stages.get(name)
-        if series is None:  # looking one up by its labels costs more than counting
-            series = self._stages[name] = self._stage.labels(self._model_name, name)
-        series.observe(duration_s)
+    def _observe_stages(self, stages: StageTimes, ttft_s: float) -> None:
+        for stage, duration_s in stages.by_name():
+            self._stage.series(stage).observe(duration_s)
+        self._stage.series("ttft_unexplained").observe(max(0.0, ttft_s - stages.ttft_s))
 
     def _observe_handoff(self, handoff: HandoffStats) -> None:
-        self._handoffs.labels(handoff.connector).inc()
-        self._kv_bytes.labels(handoff.connector).inc(handoff.kv_bytes)
-        self._kv_blocks.labels("sent").inc(handoff.num_blocks)
-        self._kv_blocks.labels("cached").inc(handoff.num_cached_blocks)
-        self._transfer.labels(self._model_name, handoff.connector).observe(handoff.transfer_s)
-        self._exposed.labels(self._model_name).observe(handoff.exposed_s)
+        series = self._by_connector.get(handoff.connector)
+        if series is None:
+            series = self._by_connector[handoff.connector] = _ConnectorSeries(
+                self._handoffs.labels(handoff.connector),
+                self._kv_bytes.labels(handoff.connector),
+                self._kv_blocks.labels("sent"),
+                self._kv_blocks.labels("cached"),
+                self._transfer.series(handoff.connector),
+                self._exposed.series(),
+            )
+        series.observe(handoff)
+
+
+@dataclass(frozen=True, slots=True)
+class _ConnectorSeries:
+    """What is counted of a hand-off, for one connector; blocks and exposed time are counted for all together."""
+
+    handoffs: Counter
+    kv_bytes: Counter
+    sent: Counter
+    cached: Counter
+    transfer: Counts
+    exposed: Counts
+
+    def observe(self, handoff: HandoffStats) -> None:
+        self.handoffs.inc()
+        self.kv_bytes.inc(handoff.kv_bytes)
+        self.sent.inc(handoff.num_blocks)
+        self.cached.inc(handoff.num_cached_blocks)
+        self.transfer.observe(handoff.transfer_s)
+        self.exposed.observe(handoff.exposed_s)
 
 
 class _VllmSeries:
     """The vllm:* series that make sense at a router; its engine label is always "0"."""
 
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
-        def histogram(name: str, what: str, buckets: Sequence[float]) -> Histogram:
-            return Histogram(f"vllm:{name}", what, _VLLM, registry=registry, buckets=buckets).labels(model_name, "0")
+        def histogram(name: str, what: str, buckets: Sequence[float]) -> Counts:
+            shown = HistogramName(f"vllm:{name}", what, {"model_name": model_name, "engine": "0"})
+            return CountedHistogram(registry, buckets, (shown,)).series()
 
         def counter(name: str, what: str) -> Counter:
             return Counter(f"vllm:{name}", what, _VLLM, registry=registry).labels(model_name, "0")
@@ -216,9 +258,7 @@ class _VllmSeries:
         self._success = Counter(
             "vllm:request_success", "Finished requests", (*_VLLM, "finished_reason"), registry=registry
         )
-        self._ttft = histogram("time_to_first_token_seconds", "TTFT", TTFT_BUCKETS)
-        self._tpot = histogram("request_time_per_output_token_seconds", "TPOT", GAP_BUCKETS)
-        self._e2e = histogram("e2e_request_latency_seconds", "E2E latency", REQUEST_BUCKETS)
+        self._succeeded: dict[str, Counter] = {}
         self._queue = histogram("request_queue_time_seconds", "Time in the WAITING phase", REQUEST_BUCKETS)
         self._prefill = histogram("request_prefill_time_seconds", "Time in the PREFILL phase", REQUEST_BUCKETS)
         self._decode = histogram("request_decode_time_seconds", "Time in the DECODE phase", REQUEST_BUCKETS)
@@ -232,13 +272,13 @@ class _VllmSeries:
         self._generated.inc(sample.num_output_tokens)
         self._queries.inc(sample.num_prompt_tokens)
         self._hits.inc(sample.num_cached_tokens)
-        if sample.ttft_s is not None:
-            self._ttft.observe(sample.ttft_s)
         if not sample.succeeded or sample.ttft_s is None:
             return
-        self._success.labels(self._model_name, "0", sample.outcome).inc()
+        success = self._succeeded.get(sample.outcome)
+        if success is None:
+            success = self._succeeded[sample.outcome] = self._success.labels(self._model_name, "0", sample.outcome)
+        success.inc()
         stages, decode_s = sample.stages, sample.e2e_s - sample.ttft_s
-        self._e2e.observe(sample.e2e_s)
         self._queue.observe(stages.admission_s + stages.prefill_queue_s)
         self._prefill.observe(stages.prefill_compute_s)
         self._decode.observe(decode_s)
@@ -246,8 +286,6 @@ class _VllmSeries:
         self._prompt_size.observe(sample.num_prompt_tokens)
         self._output_size.observe(sample.num_output_tokens)
         self._max_tokens.observe(sample.max_tokens)
-        if sample.num_longest_tokens > 1:
-            self._tpot.observe(decode_s / (sample.num_longest_tokens - 1))
 
 
 class _LiveCollector(Collector):
@@ -299,15 +337,6 @@ class _LiveCollector(Collector):
             family = GaugeMetricFamily(name, what, labels=_VLLM)
             family.add_metric((self._model_name, "0"), value)
             yield family
-
-
-def explained_ttft_s(stages: StageTimes) -> float:
-    """The part of TTFT that its stages account for, in seconds."""
-    return sum(duration_s for name, duration_s in _durations(stages) if name in TTFT_STAGES)
-
-
-def _durations(stages: StageTimes) -> list[tuple[str, float]]:
-    return [(f.name, float(getattr(stages, f.name))) for f in fields(stages)]
 
 
 def _counted(name: str, what: str, workers: Sequence[WorkerSample]) -> GaugeMetricFamily:

@@ -9,7 +9,7 @@ Does not know requests, workers or metrics.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,45 @@ class StageTimes:
 
     def merged(self, other: StageTimes) -> StageTimes:
         """Both halves of a request's story as one: each stage's durations added."""
-        return replace(self, **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+        return StageTimes(
+            self.admission_s + other.admission_s,
+            self.tokenise_s + other.tokenise_s,
+            self.route_s + other.route_s,
+            self.prefill_queue_s + other.prefill_queue_s,
+            self.prefill_compute_s + other.prefill_compute_s,
+            self.emit_s + other.emit_s,
+            self.transfer_s + other.transfer_s,
+            self.commit_s + other.commit_s,
+            self.decode_queue_s + other.decode_queue_s,
+            self.first_step_s + other.first_step_s,
+        )
+
+    @property
+    def ttft_s(self) -> float:
+        """The part of TTFT that is accounted for."""
+        return (
+            self.admission_s
+            + self.tokenise_s
+            + self.route_s
+            + self.prefill_queue_s
+            + self.prefill_compute_s
+            + self.emit_s
+        )
+
+    def by_name(self) -> tuple[tuple[str, float], ...]:
+        """All of them, each with its name, which is that of its field without the unit."""
+        return (
+            ("admission", self.admission_s),
+            ("tokenise", self.tokenise_s),
+            ("route", self.route_s),
+            ("prefill_queue", self.prefill_queue_s),
+            ("prefill_compute", self.prefill_compute_s),
+            ("emit", self.emit_s),
+            ("transfer", self.transfer_s),
+            ("commit", self.commit_s),
+            ("decode_queue", self.decode_queue_s),
+            ("first_step", self.first_step_s),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,3 +61,14 @@ def test_an_unknown_level_is_refused() -> None:
 )
 def test_values(value: str | float | bool | None, shown: str) -> None:
     assert render_value(value) == shown
+
+
+def test_each_line_has_the_time_of_its_own_event() -> None:
+    formatter = LineFormatter("s")
+    stamps = []
+    for created in (0.25, 0.75, 86_399.5, 0.5):
+        record = logging.LogRecord("x", logging.INFO, "f", 1, "event", (), None)
+        record.created, record.msecs = created, created % 1 * 1e3
+        stamps.append(formatter.format(record).split()[0])
+    day = "1970-01-01T"
+    assert stamps == [f"{day}00:00:00.250Z", f"{day}00:00:00.750Z", f"{day}23:59:59.500Z", f"{day}00:00:00.500Z"]

@@ -1,10 +1,10 @@
 """Router metrics: each name once, with its unit; series of workers that have gone are gone."""
 
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from observability.metrics import RequestSample, RouterMetrics, WorkerSample, explained_ttft_s
+from observability.metrics import RequestSample, RouterMetrics, WorkerSample
 from observability.stages import HandoffStats, StageTimes
 
 WORKER = WorkerSample("d0", "decode", "ready", 7, 2, 1, 30, 0.5)
@@ -57,7 +57,15 @@ def test_a_request_in_numbers():
 
 
 def test_only_the_stages_before_the_first_token_explain_it():
-    assert abs(explained_ttft_s(SAMPLE.stages) - 0.4) < 1e-9
+    assert abs(SAMPLE.stages.ttft_s - 0.4) < 1e-9
+
+
+def test_no_stage_is_left_out_when_two_stories_become_one_and_when_they_are_told():
+    names = [f.name for f in fields(StageTimes)]
+    first, second = (StageTimes(*(start + 2.0**place for place in range(len(names)))) for start in (0, 0.25))
+    both = {name: getattr(first, name) + getattr(second, name) for name in names}
+    assert asdict(first.merged(second)) == both
+    assert {f"{name}_s": duration for name, duration in first.by_name()} == asdict(first)
 
 
 def test_a_failure_is_no_latency():

@@ -1,4 +1,4 @@
-"""The counted gaps are what prometheus_client's own histogram would show, under every name."""
+"""What is counted is what prometheus_client's own histogram would show, under every name."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from observability.gap_counts import GapCounts, HistogramName
+from observability.histograms import CountedHistogram, HistogramName
 
 BOUNDS = (0.01, 0.05, 1, 40)
 
@@ -32,7 +32,7 @@ def test_as_the_librarys_own(seen):
         HistogramName("a_seconds", "A", {"model": "m"}),
         HistogramName("b:seconds", "B", {"model": "m", "engine": "0"}),
     )
-    counts = GapCounts(registry, BOUNDS, names)
+    counts = CountedHistogram(registry, BOUNDS, names).series()
     theirs_registry = CollectorRegistry()
     theirs = Histogram("a_seconds", "A", ("model",), registry=theirs_registry, buckets=BOUNDS).labels("m")
     for gap, tokens in seen:
@@ -45,3 +45,16 @@ def test_as_the_librarys_own(seen):
     other = shown(registry, "b:seconds")
     del other[("_sum", "")]
     assert other == ours
+
+
+def test_each_value_of_a_label_has_a_series_of_its_own_once_it_is_asked_for():
+    registry = CollectorRegistry()
+    histogram = CountedHistogram(registry, BOUNDS, (HistogramName("a_seconds", "A", {"model": "m"}),), "stage")
+    assert shown(registry, "a_seconds") == {}
+    histogram.series("one").observe(0.02)
+    histogram.series("one").observe(1.0)
+    histogram.series("two")
+    labels = {"model": "m", "stage": "one"}
+    assert registry.get_sample_value("a_seconds_bucket", {**labels, "le": "1.0"}) == 2
+    assert registry.get_sample_value("a_seconds_sum", labels) == 1.02
+    assert registry.get_sample_value("a_seconds_count", {"model": "m", "stage": "two"}) == 0
