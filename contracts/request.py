@@ -8,6 +8,7 @@ Does not know text (the router detokenises), transports or blocks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -109,7 +110,7 @@ class TokenDelta:
     first_index: int
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
-    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    prompt_logprobs: Sequence[TokenLogprob | None] = ()
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     num_cached_tokens: int = 0

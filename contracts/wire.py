@@ -7,6 +7,8 @@ a lie (a request without sampling parameters) and raises InvalidRequest naming t
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import overload
 
 from contracts.errors import DiptychError, Draining, ErrorCode, InternalError, InvalidRequest
 from contracts.pb.diptych.v1 import types_pb2 as pb
@@ -20,6 +22,7 @@ _FINISH_TO_PB = {
     FinishReason.ABORT: pb.FINISH_REASON_ABORT,
     FinishReason.ERROR: pb.FINISH_REASON_ERROR,
 }
+_READ_AT_ONCE = 256  # log-probabilities: about 5 ms
 _FINISH_FROM_PB = {value: key for key, value in _FINISH_TO_PB.items()}
 
 
@@ -119,6 +122,48 @@ def logprob_from_pb(message: pb.TokenLogprob) -> TokenLogprob | None:
     return TokenLogprob(message.token_id, message.logprob, message.rank, top)
 
 
+class LogprobsAsSent(Sequence[TokenLogprob | None]):
+    """A long prompt's log-probabilities in the message that brought them, read out of it by whoever goes through them.
+
+    All at once, those of 32,000 tokens are two thirds of a second of a loop on which everybody waits, and ten times the memory.
+    `messages` belong to the message that they came in, which nobody may change any more.
+    """
+
+    def __init__(self, messages: Sequence[pb.TokenLogprob]) -> None:
+        self.messages = messages
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def __iter__(self) -> Iterator[TokenLogprob | None]:
+        return map(logprob_from_pb, self.messages)
+
+    @overload
+    def __getitem__(self, index: int) -> TokenLogprob | None: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[TokenLogprob | None]: ...
+
+    def __getitem__(self, index: int | slice) -> TokenLogprob | Sequence[TokenLogprob | None] | None:
+        if isinstance(index, slice):
+            return LogprobsAsSent(self.messages[index])
+        return logprob_from_pb(self.messages[index])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as a list's
+
+
+def prompt_logprobs_to_pb(entries: Sequence[TokenLogprob | None]) -> Iterable[pb.TokenLogprob]:
+    """As they came, where they came in a message."""
+    return entries.messages if isinstance(entries, LogprobsAsSent) else map(logprob_to_pb, entries)
+
+
+def _prompt_logprobs_from_pb(messages: Sequence[pb.TokenLogprob]) -> Sequence[TokenLogprob | None]:
+    return LogprobsAsSent(messages) if len(messages) > _READ_AT_ONCE else tuple(map(logprob_from_pb, messages))
+
+
 def finish_to_pb(reason: FinishReason | None) -> pb.FinishReason.ValueType:
     """None becomes UNSPECIFIED."""
     return pb.FINISH_REASON_UNSPECIFIED if reason is None else _FINISH_TO_PB[reason]
@@ -213,7 +258,7 @@ def delta_to_pb(delta: TokenDelta) -> pb.TokenDelta:
         first_index=delta.first_index,
         token_ids=delta.token_ids,
         logprobs=[logprob_to_pb(entry) for entry in delta.logprobs],
-        prompt_logprobs=[logprob_to_pb(entry) for entry in delta.prompt_logprobs],
+        prompt_logprobs=prompt_logprobs_to_pb(delta.prompt_logprobs),
         finish_reason=finish_to_pb(delta.finish_reason),
         stop_token_id=delta.stop_token_id,
         num_cached_tokens=delta.num_cached_tokens,
@@ -233,7 +278,7 @@ def delta_from_pb(message: pb.TokenDelta) -> TokenDelta:
         first_index=message.first_index,
         token_ids=tuple(message.token_ids),
         logprobs=tuple(map(_generated_from_pb, logprobs)) if logprobs else (),
-        prompt_logprobs=tuple(map(logprob_from_pb, prompt_logprobs)) if prompt_logprobs else (),
+        prompt_logprobs=_prompt_logprobs_from_pb(prompt_logprobs) if prompt_logprobs else (),
         finish_reason=_FINISH_FROM_PB.get(reason) if reason else None,
         stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
         num_cached_tokens=message.num_cached_tokens,

@@ -7,6 +7,7 @@ Does not know HTTP, gRPC, workers or how an answer is made.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from contracts.errors import InvalidRequest
@@ -148,7 +149,7 @@ class Piece:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_token_ids: tuple[int, ...] = ()
-    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    prompt_logprobs: Sequence[TokenLogprob | None] = ()
     ending: Ending | None = None
     index: int = 0
     usage: Usage | None = None

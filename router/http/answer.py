@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -32,6 +33,7 @@ from router.exchange import Piece
 from router.http.visit import visit_of
 from router.openai.format import Format
 from router.openai.json import DONE, error_body, event
+from router.text.background import Background
 
 log = get_logger(__name__)
 
@@ -96,10 +98,12 @@ class AnswerResponse(Response):
         form: Format,
         stream: bool,
         request_id: str,
-        names: Mapping[str, str] | None = None,
+        names: Mapping[str, str] | None,
+        aside: Background,
     ) -> None:
-        """`names` are what the client calls fields of an Ask that are called otherwise here."""
+        """`names` are what the client calls fields of an Ask that are called otherwise here; long words are found `aside`."""
         super().__init__()
+        self._aside = aside
         self._names = names or {}
         self._pieces = pieces
         self._form = form
@@ -141,11 +145,13 @@ class AnswerResponse(Response):
 
     async def _send_whole(self, pieces: AsyncGenerator[Piece, None], send: Send) -> None:
         answers = joined([piece async for piece in pieces])
-        await self._send_body(200, self._form.whole(answers), _quota(answers[0]), send)
+        body = await self._said(partial(self._form.whole, answers), answers)
+        await self._send_body(200, body, _quota(answers[0]), send)
 
     async def _send_events(self, pieces: AsyncGenerator[Piece, None], send: Send) -> None:
         async for piece in pieces:
-            data = self._form.chunk(piece)
+            first = bool(piece.prompt_token_ids)
+            data = await self._said(partial(self._form.chunk, piece), (piece,)) if first else self._form.chunk(piece)
             if not self.begun:
                 headers = {"Cache-Control": "no-cache", **_quota(piece)}
                 await self._send_head(200, b"text/event-stream; charset=utf-8", headers, send)
@@ -153,6 +159,9 @@ class AnswerResponse(Response):
                 data += self._form.closing(piece.usage) + DONE
             await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _said(self, say: Callable[[], bytes], pieces: Sequence[Piece]) -> bytes:
+        return await self._aside.run(say) if self._form.takes_long(pieces) else say()
 
     async def _send_error(self, error: DiptychError, send: Send) -> None:
         status, body, headers = error_parts(error)
@@ -192,7 +201,9 @@ def _joined(pieces: Sequence[Piece]) -> Piece:
         token_ids=tuple(i for piece in pieces for i in piece.token_ids),
         logprobs=tuple(entry for piece in pieces for entry in piece.logprobs),
         prompt_token_ids=pieces[0].prompt_token_ids,
-        prompt_logprobs=tuple(entry for piece in pieces for entry in piece.prompt_logprobs),
+        prompt_logprobs=next(
+            (piece.prompt_logprobs for piece in pieces if piece.prompt_logprobs), ()
+        ),  # they come at once
         ending=pieces[-1].ending,
         quota=pieces[0].quota,
     )

@@ -39,6 +39,7 @@ from router.openai.json import Json, error_body, render
 from router.openai.schema import ChatBody, CommonBody, CompletionBody, parse
 from router.openai.toolformat import ToolChatFormat
 from router.service import Inference
+from router.text.background import Background
 
 _SHOWN_PATH = 200  # characters
 
@@ -62,6 +63,7 @@ class HttpFront:
         self._new_id = new_id
         self._rules = rules
         self._started_at = int(time.time())
+        self._aside = Background(1)  # of its own: the tokenizer's is for what a first token waits for
         tokens = TokenizeFront(service, rules, limits)
         loaded = {
             "/v1/chat/completions": self._guarded(self._chat),
@@ -100,7 +102,7 @@ class HttpFront:
 
     def _answer(self, ask: Ask, form: Format, body: CommonBody, names: Mapping[str, str] | None = None) -> Response:
         pieces = self._service.answer(ask, self._limits.request_timeout_s)
-        return AnswerResponse(pieces, form, body.stream is True, ask.request_id, names)
+        return AnswerResponse(pieces, form, body.stream is True, ask.request_id, names, self._aside)
 
     def _frame(
         self, body: CommonBody, response_id: str, logprobs: bool, echo: Echo | None = None, per_prompt: int = 1

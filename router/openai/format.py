@@ -8,14 +8,15 @@ Per token only the text and, when asked for, ids and log-probabilities are encod
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 from contracts.request import TokenLogprob
 from router.exchange import Ending, Piece, Usage
-from router.openai.json import Json, event, render
-from router.openai.logprobs import chat_logprobs, finite, prompt_logprobs, token_text, top_with_chosen
+from router.openai.json import Json, event, listed, render
+from router.openai.logprobs import chat_logprobs, finite, paced, prompt_logprobs, token_text, top_with_chosen
 from router.text.tokenizer import Tokenizer
 
 
@@ -61,6 +62,14 @@ class Format(Protocol):
     def whole(self, answers: Sequence[Piece]) -> bytes:
         """The body of answers that are not streamed, in the order of their index; each is all its pieces in one."""
         ...
+
+    def takes_long(self, pieces: Sequence[Piece]) -> bool:
+        """Whether saying these takes longer than others can wait: then `chunk` and `whole` may be called in a background thread."""
+        ...
+
+
+_MANY_ENTRIES = 256  # of 21 tokens each, about 10 ms
+_MANY_TOKENS = 4096  # to be decoded, about 3 ms
 
 
 class ChatFormat:
@@ -113,6 +122,10 @@ class ChatFormat:
         """See Format."""
         return self.whole_of(answers, [(_message(answer.text), None) for answer in answers])
 
+    def takes_long(self, pieces: Sequence[Piece]) -> bool:
+        """See Format."""
+        return _num_entries(pieces) > _MANY_ENTRIES
+
     def whole_of(self, answers: Sequence[Piece], messages: Sequence[tuple[dict[str, Json], str | None]]) -> bytes:
         """The body with these messages, and reasons to end where they are not the answers' own."""
         frame, first = self._frame, answers[0]
@@ -150,10 +163,16 @@ class _Echoed:
     """The prompt as it comes before each answer; entries only when log-probabilities are asked for."""
 
     text: str
-    entries: tuple[_Entry, ...]
+    ids: tuple[int, ...]
+    logprobs: Sequence[TokenLogprob | None]
+
+    @property
+    def entries(self) -> Iterable[_Entry]:
+        """Made when they are gone through: of a long prompt they are many."""
+        return zip(self.ids, self.logprobs, strict=True)
 
 
-_NO_ECHO = _Echoed("", ())
+_NO_ECHO = _Echoed("", (), ())
 
 
 @dataclass(slots=True)
@@ -182,7 +201,7 @@ class CompletionFormat:
         if frame.token_ids and piece.index not in self._begun:
             prompt_ids = b',"prompt_token_ids":' + render(piece.prompt_token_ids)
         begun = self._begin(piece)
-        logprobs = render(self._logprobs([*echoed.entries, *_entries(piece)], begun)) if frame.logprobs else b"null"
+        logprobs = render(self._logprobs(chain(echoed.entries, _entries(piece)), begun)) if frame.logprobs else b"null"
         text = b'"text":' + render(echoed.text + piece.text) + b',"logprobs":' + logprobs + prompt_ids
         tail = self._tail if self._usage is None else self._usage.tail(piece)
         return begun.head + text + _choice_end(frame, piece) + tail
@@ -203,9 +222,14 @@ class CompletionFormat:
                 choice["prompt_logprobs"] = prompt_logprobs(frame.tokenizer, first.prompt_logprobs)
         return render(_body(frame, "text_completion", choices, answers))
 
+    def takes_long(self, pieces: Sequence[Piece]) -> bool:
+        """See Format."""
+        decoded = 0 if self._frame.echo is None else sum(len(piece.prompt_token_ids) for piece in pieces)
+        return decoded > _MANY_TOKENS or _num_entries(pieces) > _MANY_ENTRIES
+
     def _choice(self, answer: Piece) -> dict[str, Json]:
         frame, ending, echoed = self._frame, _ended(answer), self._echo(answer)
-        entries = [*echoed.entries, *_entries(answer)]
+        entries = chain(echoed.entries, _entries(answer))
         choice: dict[str, Json] = {
             "index": answer.index,
             "text": echoed.text + answer.text,
@@ -227,8 +251,8 @@ class CompletionFormat:
             ids, text = piece.prompt_token_ids, echo.texts[prompt]
             if text is None:
                 text = self._frame.tokenizer.decode(ids, echo.skip_special_tokens)
-            entries = tuple(zip(ids, piece.prompt_logprobs, strict=True)) if self._frame.logprobs else ()
-            self._echoed[prompt] = _Echoed(text, entries)
+            shown = self._frame.logprobs
+            self._echoed[prompt] = _Echoed(text, ids if shown else (), piece.prompt_logprobs if shown else ())
         return self._echoed[prompt]
 
     def _begin(self, piece: Piece) -> _Begun:
@@ -236,27 +260,27 @@ class CompletionFormat:
             self._begun[piece.index] = _Begun(_chunk_head(self._common, piece.index))
         return self._begun[piece.index]
 
-    def _logprobs(self, entries: Sequence[_Entry], begun: _Begun) -> dict[str, Json]:
+    def _logprobs(self, entries: Iterable[_Entry], begun: _Begun) -> dict[str, Json]:
         """OpenAI's old form; top_logprobs always have the chosen token. Nothing comes before a prompt's first: null."""
         tokenizer = self._frame.tokenizer
-        tokens, offsets = [], []
-        for token_id, _ in entries:
+        tokens: list[str] = []
+        offsets: list[int] = []
+        chosen: list[float | None] = []
+        top: list[bytes] = []
+        for token_id, entry in paced(entries):
             token = token_text(tokenizer, token_id)
             tokens.append(token)
             offsets.append(begun.offset)
             begun.offset += len(token)
-        top: list[Json] = [
-            None
-            if entry is None
-            else {token_text(tokenizer, token_id): finite(value) for token_id, value in top_with_chosen(entry)}
-            for _, entry in entries
-        ]
-        return {
-            "text_offset": offsets,
-            "token_logprobs": [None if entry is None else finite(entry.logprob) for _, entry in entries],
-            "tokens": tokens,
-            "top_logprobs": top,
-        }
+            chosen.append(None if entry is None else finite(entry.logprob))
+            pairs = () if entry is None else top_with_chosen(entry)
+            shown = None if entry is None else {token_text(tokenizer, other): finite(value) for other, value in pairs}
+            top.append(render(shown))
+        return {"text_offset": offsets, "token_logprobs": chosen, "tokens": tokens, "top_logprobs": listed(top)}
+
+
+def _num_entries(pieces: Sequence[Piece]) -> int:
+    return sum(len(piece.logprobs) + len(piece.prompt_logprobs) for piece in pieces)
 
 
 def _entries(piece: Piece) -> list[_Entry]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from contracts.request import TokenLogprob
 from router.exchange import Piece
-from router.openai.json import Json
+from router.openai.json import Json, listed, render
+from router.text.background import give_way
 from router.text.tokenizer import Tokenizer
 
+T = TypeVar("T")
+_ENTRIES_AT_ONCE = 32  # of 21 tokens each
 _MIN_LOGPROB = -9999.0  # JSON has no infinity
 
 
@@ -40,33 +44,39 @@ def chat_logprobs(tokenizer: Tokenizer, piece: Piece) -> dict[str, Json]:
             "bytes": list(tokenizer.token_bytes(token_id)),
         }
 
-    content: list[Json] = [
-        {**entry(e.token_id, e.logprob), "top_logprobs": [entry(token_id, value) for token_id, value in e.top]}
-        for e in piece.logprobs
+    content = [
+        render({**entry(e.token_id, e.logprob), "top_logprobs": [entry(token_id, value) for token_id, value in e.top]})
+        for e in paced(piece.logprobs)
     ]
-    return {"content": content, "refusal": None}
+    return {"content": listed(content), "refusal": None}
 
 
-def prompt_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprob | None]) -> list[Json]:
+def prompt_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprob | None]) -> Json:
     """vLLM's form: per prompt token a map from token id to its log-probability, null for the first."""
-    shown: list[Json] = []
-    for entry in entries:
-        if entry is None:
-            shown.append(None)
-            continue
-        ranks = {token_id: rank for rank, (token_id, _) in enumerate(entry.top, start=1)}
-        ranks[entry.token_id] = entry.rank
-        shown.append(
-            {
-                str(token_id): {
-                    "logprob": finite(value),
-                    "rank": ranks[token_id],
-                    "decoded_token": token_text(tokenizer, token_id),
-                }
-                for token_id, value in top_with_chosen(entry)
-            }
-        )
-    return shown
+    return listed([render(_ranked(tokenizer, entry)) for entry in paced(entries)])
+
+
+def _ranked(tokenizer: Tokenizer, entry: TokenLogprob | None) -> Json:
+    if entry is None:
+        return None
+    ranks = {token_id: rank for rank, (token_id, _) in enumerate(entry.top, start=1)}
+    ranks[entry.token_id] = entry.rank
+    return {
+        str(token_id): {
+            "logprob": finite(value),
+            "rank": ranks[token_id],
+            "decoded_token": token_text(tokenizer, token_id),
+        }
+        for token_id, value in top_with_chosen(entry)
+    }
+
+
+def paced(entries: Iterable[T]) -> Iterator[T]:
+    """The same; where it is gone through in a background thread, others have their turn about each millisecond."""
+    for count, entry in enumerate(entries, start=1):
+        yield entry
+        if count % _ENTRIES_AT_ONCE == 0:
+            give_way()
 
 
 def top_with_chosen(entry: TokenLogprob) -> list[tuple[int, float]]:

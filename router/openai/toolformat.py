@@ -68,6 +68,10 @@ class ToolChatFormat:
         """See Format."""
         return self._chat.whole_of(answers, [self._message(answer) for answer in answers])
 
+    def takes_long(self, pieces: Sequence[Piece]) -> bool:
+        """See Format."""
+        return self._chat.takes_long(pieces)
+
     def _message(self, answer: Piece) -> tuple[dict[str, Json], str | None]:
         said = self._said(answer)
         message: dict[str, Json] = {"role": "assistant", "content": said.content, "refusal": None}

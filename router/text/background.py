@@ -13,6 +13,7 @@ import asyncio
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -20,6 +21,8 @@ from typing import TypeVar
 T = TypeVar("T")
 _MAX_THREADS = 4
 _NICE = 10  # a tenth of the loop's share, where they compete
+_NAME = "background"
+_PAUSE_S = 50e-6  # long enough for another thread to wake up and take the interpreter
 
 
 class Background:
@@ -28,11 +31,20 @@ class Background:
     def __init__(self, num_threads: int | None = None) -> None:
         """None takes one thread less than there are cores, at least one and not many."""
         self.num_threads = num_threads if num_threads is not None else min(_MAX_THREADS, max(1, _num_cores() - 1))
-        self._threads = ThreadPoolExecutor(self.num_threads, "background", initializer=_give_way)
+        self._threads = ThreadPoolExecutor(self.num_threads, _NAME, initializer=_give_way)
 
     async def run(self, work: Callable[[], T]) -> T:
         """The result of `work`, done in a thread. Cancelled before its turn, it is not begun."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def give_way() -> None:
+    """In a thread of these: let the loop have the interpreter lock now, for which it would wait 5 ms whenever it wakes up.
+
+    For work in Python, about each millisecond. Anywhere else it does nothing, so that one function may serve both.
+    """
+    if threading.current_thread().name.startswith(_NAME):
+        time.sleep(_PAUSE_S)
 
 
 def _num_cores() -> int:

@@ -201,7 +201,7 @@ BAD = [
     ({"stop": ["x"] * 17}, 400, "stop"),
     ({"stop": [1]}, 400, "stop"),
     ({"stop_token_ids": [5000]}, 400, "stop_token_ids"),
-    ({"seed": -1}, 400, "seed"),
+    ({"seed": 2**63}, 400, "seed"),
     ({"seed": 2**70}, 400, "seed"),
     ({"priority": 2**40}, 400, "priority"),
     ({"top_k": 2**40}, 400, "top_k"),

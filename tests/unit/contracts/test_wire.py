@@ -73,6 +73,20 @@ def with_changes(message, **changes):
     return changed
 
 
+def test_the_log_probabilities_of_a_long_prompt_are_read_by_whoever_looks_at_them():
+    entries = (None, *(TokenLogprob(i, -0.5 * i, 1 + i, ((4, -0.25 * i), (2, -1.5))) for i in range(1, 400)))
+    delta = TokenDelta("r", 0, (7,), prompt_logprobs=entries)
+    message = wire.delta_to_pb(delta)
+    read = wire.delta_from_pb(message)
+    assert read == delta
+    got = read.prompt_logprobs
+    assert (len(got), tuple(got), got[0], got[-1], tuple(got[5:7])) == (400, entries, None, entries[-1], entries[5:7])
+    assert got != entries[1:]
+    passed_on = wire.prompt_logprobs_to_pb(got)
+    assert next(iter(passed_on)) is message.prompt_logprobs[0], "a router passes on what it need not look at"
+    assert wire.delta_to_pb(read) == message
+
+
 def test_request_round_trip():
     assert wire.request_from_pb(wire.request_to_pb(REQUEST)) == REQUEST
     bare = GenerationRequest("r", (1,), SamplingParams())
