@@ -34,10 +34,11 @@ class AsyncStream:
     A stream that nobody has any more is cancelled.
     """
 
-    def __init__(self, call: _Call, request: pb.GenerateRequest) -> None:
+    def __init__(self, call: _Call, request: pb.GenerateRequest, loop: asyncio.AbstractEventLoop) -> None:
+        """`loop` is the one that the call runs in."""
         self.call = call
         self.request = request
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
 
     def __del__(self) -> None:
         # gRPC does so itself for threads, not for asyncio. Garbage is collected in any thread.
@@ -107,9 +108,10 @@ class AsyncClient:
     def send(
         self, request: pb.GenerateRequest, *, timeout_s: float | None = None, metadata: Metadata = ()
     ) -> AsyncStream:
-        """The same with a message of one's own."""
+        """The same with a message of one's own. Raises RuntimeError outside of a running event loop, and sends nothing then."""
+        loop = asyncio.get_running_loop()
         call = self._stub.Generate(request, timeout=timeout_s, metadata=call_metadata(self._api_key, metadata))
-        return AsyncStream(call, request)
+        return AsyncStream(call, request, loop)
 
     async def models(self, *, timeout_s: float | None = 10.0) -> list[pb.Model]:
         """What is served. Raises RpcFailed."""

@@ -17,12 +17,19 @@ class Answer:
     """
 
     index: int
-    text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[types_pb2.TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[types_pb2.TokenLogprob] = field(default_factory=list)
     usage: pb.Usage | None = None
     last: pb.GenerateResponse | None = None
+    _texts: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """All of it so far. Pieces are put together when somebody reads it, not each time that one comes."""
+        if len(self._texts) > 1:
+            self._texts = ["".join(self._texts)]
+        return self._texts[0] if self._texts else ""
 
     @property
     def finish_reason(self) -> str:
@@ -33,7 +40,7 @@ class Answer:
 
     def add(self, piece: pb.GenerateResponse) -> None:
         """Take the next piece of this answer."""
-        self.text += piece.text
+        self._texts.append(piece.text)
         self.token_ids.extend(piece.token_ids)
         self.logprobs.extend(piece.logprobs)
         self.prompt_logprobs.extend(piece.prompt_logprobs)

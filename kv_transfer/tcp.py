@@ -3,7 +3,7 @@
     source: sendmsg gathers from the KV memory        target: recv_into scatters into the KV memory (`tcp_target.py`)
 
 A write is one frame and its acknowledgement (`tcp_wire.py`), in a thread, on a connection of its own that is kept for the
-next. Not encrypted: for a network where nobody listens, as all of the KV plane. Socket buffers are left to the kernel's
+next. Not encrypted: for a network where nobody listens (docs/security.md). Socket buffers are left to the kernel's
 auto-tuning, which goes further than SO_SNDBUF may without privileges. Does not know blocks or requests.
 """
 

@@ -191,6 +191,20 @@ async def test_a_stream_that_nobody_reads_or_has_any_more_ends(served):
         await served.cluster.idle(timeout_s=3.0)
 
 
+async def test_outside_of_an_event_loop_nothing_is_sent_and_nothing_is_left_behind(served):
+    """What is left behind would be a stream that cannot even be collected: that is an error here."""
+    client = AsyncClient(served.target)
+
+    def ask():
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            client.generate(PROMPT, max_tokens=900)
+        gc.collect()
+
+    await in_thread(ask)
+    assert not any(worker.running for worker in served.cluster.workers)
+    await client.close()
+
+
 async def test_a_task_that_is_cancelled_is_cancelled_and_the_call_with_it(served):
     served.cluster.step_s = 0.02
     async with AsyncClient(served.target) as client:

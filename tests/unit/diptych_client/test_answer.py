@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from contracts.pb.diptych.v1 import inference_pb2 as pb
 from contracts.pb.diptych.v1 import types_pb2
-from diptych_client import join
+from diptych_client import Answer, join
 
 pieces = st.lists(st.tuples(st.text(max_size=3), st.lists(st.integers(0, 9), max_size=3)), min_size=1, max_size=5)
 
@@ -31,3 +31,11 @@ def test_pieces_that_are_mixed_make_the_answers(answers, rng):
 def test_an_answer_that_has_not_ended_says_so():
     (answer,) = join([pb.GenerateResponse(text="half")])
     assert (answer.text, answer.finish_reason, answer.last, answer.usage) == ("half", "", None, None)
+
+
+def test_text_can_be_read_between_the_pieces():
+    answer = Answer(0)
+    assert answer.text == ""
+    for number in range(3):
+        answer.add(pb.GenerateResponse(text=str(number)))
+        assert answer.text == answer.text == "012"[: number + 1]
