@@ -20,7 +20,8 @@ from contracts.worker import WorkerKind
 from observability.metrics import RouterMetrics
 from router.choosing.advisor import Advisor, Watch
 from router.choosing.route import Reason, Route
-from router.serving.attempts import Alone, HandOver, Means
+from router.serving.attempts import Alone, Means
+from router.serving.handover import HandOver
 from router.serving.progress import Job, Progress
 from router.serving.waiting import Waiting
 from router.workers.registry import Change

@@ -24,7 +24,8 @@ from observability.metrics import RouterMetrics
 from router.choosing.route import Route
 from router.config import CanaryConfig
 from router.policies import Candidate
-from router.serving.attempts import HandOver, Means
+from router.serving.attempts import Means
+from router.serving.handover import HandOver
 from router.serving.progress import Job, Progress
 from router.workers.pairs import Pair, PairBook, may_be_the_way
 

@@ -9,17 +9,19 @@ from prometheus_client import CollectorRegistry
 from contracts.clock import VirtualClock
 from contracts.errors import Draining, InternalError, RequestCancelled, Unavailable, WorkerLost
 from contracts.kv_layout import KVLayout
-from contracts.prefill import FirstTokens, HandoffFailed
+from contracts.prefill import FirstTokens, HandedOff, HandoffFailed
 from contracts.request import FinishReason, TokenDelta
 from contracts.sampling import SamplingParams
 from contracts.wire import error_info
 from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
 from observability.policy_metrics import PolicyMetrics
+from observability.stages import HandoffStats, StageTimes
 from router.choosing.prefix_index import PrefixIndex
 from router.choosing.prompts import Prompts
 from router.config import BreakerConfig, RetryBudgetConfig, RetryConfig
 from router.halt import Halt
-from router.serving.attempts import HandOver, Means
+from router.serving.attempts import Means
+from router.serving.handover import TRANSITIONS, HandOver, News, Stage
 from router.serving.inbox import DecodeLost, DecodeTokens
 from router.serving.progress import Job, Progress
 from router.serving.retry_budget import RetryBudget
@@ -215,3 +217,32 @@ async def test_the_breakers_hear_of_lost_workers_and_their_faults_but_not_of_fai
         assert world.state("d1") is BreakerState.OPEN
         await world.hears(DecodeLost(world.handoff(2), WorkerLost("gone")))
         assert world.state("d2") is BreakerState.OPEN
+
+
+def test_the_stages_are_whole_and_a_commit_is_never_taken_back():
+    for stage in Stage:
+        committed = stage >= Stage.DECODING
+        heard = {news for news in News if (stage, news) in TRANSITIONS}
+        assert heard == {News.TOKENS, News.HANDED_OFF} | ({News.NO_BOOKS} if committed else {News.GIVEN_UP, News.AIMED})
+        for news in heard:
+            assert TRANSITIONS[stage, news] >= (stage if committed else Stage.SENDING)
+            assert (TRANSITIONS[stage, news] >= Stage.DECODING) is (committed or news <= News.HANDED_OFF)
+
+
+async def test_a_commit_that_comes_after_decode_gave_it_up_is_too_late():
+    async with World() as world:
+        said = RequestCancelled("told to give it up")
+        await world.hears(first(), decode_says(world.handoff(0), said))
+        assert not world.task.done(), "the prefill worker is about to say why"
+        await world.hears(HandedOff(world.handoff(0), HandoffStats(), StageTimes()))
+        assert isinstance(world.task.exception(), RequestCancelled)
+
+
+async def test_what_is_said_of_a_hand_off_that_was_given_up_moves_nothing():
+    async with World() as world:
+        await world.hears(first(), DecodeLost(world.handoff(0), WorkerLost("d0 is gone")))
+        await world.hears(
+            decode_says(world.handoff(0), InternalError("late")), DecodeLost(world.handoff(0), WorkerLost("again"))
+        )
+        assert (world.aims, world.task.done()) == (["d0", "d1"], False)
+        assert world.state("d1") is BreakerState.CLOSED
