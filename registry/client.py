@@ -86,7 +86,7 @@ class RedisRegistryClient:
 async def begin_life(link: RedisLink, worker_id: str, clock: Clock) -> WorkerRef:
     """A life of this worker that was never begun before; waits while Redis is away, and says so.
 
-    Raises ConfigError for a name that the registry would not take.
+    Raises ConfigError for a name that the registry would not take, and where Redis does not take our credentials.
     """
     try:
         wire.check_worker_id(worker_id)

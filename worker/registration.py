@@ -2,12 +2,14 @@
 
     begin_life ──▶ announcers ──▶ (rpc.lifecycle runs them) ──▶ close
 
-With a Redis the life begins there, so that no two lives of a worker are ever mixed up, whatever clocks say; a worker that
-starts while Redis is away waits. Does not know what the worker does.
+With a Redis the life begins there, so that no two lives of a worker are ever mixed up, whatever clocks say. A worker that
+starts while Redis is away waits for it; one that is told of routers, too, begins as workers without a Redis do after a while, and
+joins at the doors of these routers. Does not know what the worker does.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from contracts.clock import Clock
@@ -22,6 +24,7 @@ from rpc.server import join_address
 from worker.config import WorkerConfig
 
 log = get_logger(__name__)
+_PATIENCE_S = 3.0  # with a Redis, where there are routers to turn to
 
 
 class Registration:
@@ -49,7 +52,21 @@ class Registration:
         worker_id = self._config.worker_id
         if self._link is None:
             return WorkerRef(worker_id, new_epoch())
-        return await begin_life(self._link, worker_id, self._clock)
+        beginning = asyncio.ensure_future(begin_life(self._link, worker_id, self._clock))
+        waits: list[asyncio.Future[WorkerRef] | asyncio.Future[None]] = [beginning]
+        if self._config.routers:
+            waits.append(asyncio.ensure_future(self._clock.sleep(_PATIENCE_S)))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if beginning.done():
+                return beginning.result()
+        finally:
+            for wait in waits:
+                wait.cancel()
+        log.warning(
+            "redis is away: this worker begins without it, and joins at its routers' doors", waited_s=_PATIENCE_S
+        )
+        return WorkerRef(worker_id, new_epoch())
 
     def announcers(self, info: WorkerInfo, load: Callable[[], WorkerLoad]) -> list[Announcer]:
         """One for each router and for Redis; as soon as that comes back, it hears of the worker."""

@@ -2,7 +2,8 @@
 
 What is heard of Redis is `router.workers.lookout`'s; here are the table, and what this router itself says: words of workers that
 announce themselves at its own door, and suspicions. Redis judges whose an id is; the table still refuses an older life, another
-model or another layout. Does not know requests, policies or connections.
+model or another layout. A worker can join through this router's door while Redis is away, and is handed to Redis afterwards.
+Does not know requests, policies or connections.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 from collections.abc import Callable
 
 from contracts.clock import Clock
-from contracts.errors import LayoutMismatch, Unavailable
+from contracts.errors import DiptychError, LayoutMismatch, Unavailable
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
 from observability.log import get_logger
 from registry import keys, scripts
@@ -21,7 +22,7 @@ from registry.link import RedisLink
 from router.config import RegistryConfig
 from router.workers.awake import Time
 from router.workers.lookout import Lookout
-from router.workers.registry import Change, Worker
+from router.workers.registry import Change, ChangeKind, Worker
 from router.workers.worker_table import WorkerTable
 
 log = get_logger(__name__)
@@ -40,7 +41,9 @@ class RedisRegistry:
         self._client = RedisRegistryClient(link, LeaseConfig(config.ttl_s))
         self._table = WorkerTable(config, model_name, clock if time is None else time)
         self._lookout = Lookout(link, self._table, config, clock)
-        self._marks: set[asyncio.Task[None]] = set()
+        self._marks: dict[asyncio.Task[None], str] = {}  # and whom they are about
+        self._unjudged: set[WorkerRef] = set()  # taken by this router alone
+        self._table.subscribe(self._on_change)
 
     @property
     def problem(self) -> str:
@@ -65,18 +68,39 @@ class RedisRegistry:
         await self._lookout.close()
 
     async def announce(self, info: WorkerInfo, load: WorkerLoad) -> float:
-        """See OpenRegistry: a worker that speaks to this router is made known to all."""
+        """See OpenRegistry: a worker that speaks to this router is made known to all, or to this router while Redis is away.
+
+        Then this router judges by what it knows. The worker's next words go to Redis as soon as that is back; if it takes none
+        of them, because another has the name by then, this router drops the worker.
+        """
         if info.model_name != self._model_name:
             raise LayoutMismatch("model_name", self._model_name, info.model_name)
-        await asyncio.gather(*self._marks, return_exceptions=True)
-        ttl_s = await self._client.announce(info, load)
+        marks = [mark for mark, worker_id in self._marks.items() if worker_id == info.ref.worker_id]
+        await asyncio.gather(*marks)
+        try:
+            ttl_s = await self._client.announce(info, load)
+        except Unavailable as error:
+            self._table.announce(info, load)
+            if info.ref not in self._unjudged:
+                self._unjudged.add(info.ref)
+                log.info("a worker is known to this router only", worker_id=info.ref.worker_id, reason=error)
+            return self._config.ttl_s
+        except DiptychError:
+            if info.ref in self._unjudged:
+                self._table.leave(info.ref, ChangeKind.LOST)
+            raise
+        self._unjudged.discard(info.ref)
         self._table.announce(info, load, judged=True)
         return ttl_s
 
     async def leave(self, ref: WorkerRef) -> None:
-        """See OpenRegistry."""
-        await self._client.leave(ref)
+        """See OpenRegistry. Known here at once; a lease in a Redis that does not hear of it ends by itself."""
         self._table.leave(ref)
+        await self._client.leave(ref)
+
+    def _on_change(self, change: Change) -> None:
+        if change.kind is not ChangeKind.JOINED:
+            self._unjudged.discard(change.info.ref)
 
     def workers(self, kind: WorkerKind | None = None) -> tuple[Worker, ...]:
         """See Registry."""
@@ -94,9 +118,9 @@ class RedisRegistry:
         """See Registry. Redis is told, best effort, so that the worker's next life can have its name elsewhere at once."""
         self._table.suspect(ref)
         if self._link.up:
-            mark = asyncio.ensure_future(self._mark(ref))
-            self._marks.add(mark)
-            mark.add_done_callback(self._marks.discard)
+            mark = asyncio.ensure_future(_mark(self._link, ref, self._config.ttl_s))
+            self._marks[mark] = ref.worker_id
+            mark.add_done_callback(self._marks.pop)
 
     def acquit(self, ref: WorkerRef) -> None:
         """See Registry."""
@@ -110,10 +134,10 @@ class RedisRegistry:
         """See Registry."""
         self._table.subscribe(listener)
 
-    async def _mark(self, ref: WorkerRef) -> None:
-        ttl_ms = round(self._config.ttl_s * 1e3)
-        names = (keys.suspect(ref.worker_id), keys.worker(ref.worker_id))
-        try:
-            await self._link.script(scripts.SUSPECT, names, (ref.epoch, ttl_ms))
-        except Unavailable as error:
-            log.info("a suspicion was not shared", worker_id=ref.worker_id, reason=error)
+
+async def _mark(link: RedisLink, ref: WorkerRef, ttl_s: float) -> None:
+    names = (keys.suspect(ref.worker_id), keys.worker(ref.worker_id))
+    try:
+        await link.script(scripts.SUSPECT, names, (ref.epoch, round(ttl_s * 1e3)))
+    except Unavailable as error:
+        log.info("a suspicion was not shared", worker_id=ref.worker_id, reason=error)

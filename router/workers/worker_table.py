@@ -151,11 +151,11 @@ class WorkerTable:
             self._workers[ref.worker_id] = replace(known, heard_at=heard_at)
         return True
 
-    def leave(self, ref: WorkerRef) -> None:
-        """Take a farewell; unknown or other lives are ignored."""
+    def leave(self, ref: WorkerRef, kind: ChangeKind = ChangeKind.LEFT) -> None:
+        """Take a farewell, or (LOST) hear that it has no right to its name; unknown or other lives are ignored."""
         known = self._workers.get(ref.worker_id)
         if known is not None and known.info.ref == ref:
-            self._forget(known, ChangeKind.LEFT)
+            self._forget(known, kind)
 
     def workers(self, kind: WorkerKind | None = None) -> tuple[Worker, ...]:
         """All whose word is fresh, whatever their state."""

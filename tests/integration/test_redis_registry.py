@@ -124,7 +124,7 @@ async def test_a_worker_joins_everywhere_at_once_and_leaves_so(two):
 
 
 async def over_a_routers_door(running, worker_id):
-    del running.cluster.registry_client  # as a worker without --registry does
+    running.cluster.__dict__.pop("registry_client", None)  # as a worker without --registry does
     return await running.cluster.add(WorkerKind.DECODE, worker_id)
 
 
@@ -193,6 +193,56 @@ async def test_while_redis_is_away_the_last_known_workers_are_used_and_one_that_
     await two.decode("d2")
     for running in two.routers:
         assert await ready(running, 2) < 1.0
+
+
+async def test_a_worker_joins_at_a_routers_door_while_redis_is_away_and_is_everywhere_when_it_is_back(
+    two, redis_process
+):
+    first, second = two.routers
+    await two.decode("d0")
+    for running in two.routers:
+        await ready(running, 1)
+    redis_process.kill()
+    for running in two.routers:
+        await heard(running, "away: ")
+    came, went = await over_a_routers_door(first, "d1"), await first.cluster.add(WorkerKind.DECODE, "d2")
+    assert await ready(first, 3) < 1.0
+    await ask(first, 8)
+    assert came.seen, "it gets traffic at once"
+    assert (await health(second))["ready"]["decode"] == 1, "nobody can have told it"
+    await went.stop(leave=True)
+    assert await ready(first, 2) < 1.0, "and it leaves so"
+    redis_process.start()
+    for running in two.routers:
+        await heard(running, "ok")
+        await ready(running, 2)
+    await asyncio.sleep(1.2 * TTL_S)
+    seen = len(came.seen)
+    for running in two.routers:
+        assert (await health(running))["ready"]["decode"] == 2
+        await ask(running, 8)
+    assert len(came.seen) > seen
+
+
+async def test_who_took_a_name_at_a_door_while_redis_was_away_loses_it_to_who_has_it_there(two, redis_process):
+    (first, second) = two.routers
+    redis_process.kill()
+    for running in two.routers:
+        await heard(running, "away: ")
+    here, there = await over_a_routers_door(first, "d0"), await over_a_routers_door(second, "d0")
+    for running in two.routers:
+        assert await ready(running, 1) < 1.0
+    redis_process.start()
+    for running in two.routers:
+        await heard(running, "ok")
+    await asyncio.sleep(1.2 * TTL_S)
+    tables = [running.router._registry.workers() for running in two.routers]
+    addresses = {worker.info.address for table in tables for worker in table}
+    assert len(addresses) == 1, "one of them, at both"
+    assert addresses < {here.info.address, there.info.address}
+    for running in two.routers:
+        assert (await health(running))["ready"]["decode"] == 1
+        await ask(running)
 
 
 async def test_a_connection_that_broke_while_redis_is_away_is_used_again_when_it_stands_again(two, redis_process):
