@@ -100,7 +100,7 @@ class LineFormatter(logging.Formatter):
         super().__init__()
         self._service = service
         self._private = private
-        self._second = 0, ""  # since 1970, and as it is written: the lines of one second share it
+        self._second = -1, ""  # since 1970, and as it is written: the lines of one second share it
 
     def format(self, record: logging.LogRecord) -> str:
         """The whole line, without its end."""
