@@ -271,6 +271,11 @@ class InternalError(DiptychError):
     retryable = True
 
 
+def counted(number: int, what: str) -> str:
+    """So many of them, for a message: "1 message", "2 messages"."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def shown(value: object) -> str:
     """What somebody sent, for a message: readable, on one line, and no longer than a message may be."""
     text = repr(value)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from contracts.errors import ErrorCode, InvalidRequest
+from contracts.errors import ErrorCode, InvalidRequest, counted
 from contracts.sampling import SamplingParams
 from observability.stages import StageTimes
 
@@ -59,7 +59,9 @@ class GenerationRequest:
             raise InvalidRequest("prompt", 0, "must have at least 1 token")
         if num_prompt + 1 > max_model_len:
             raise InvalidRequest(
-                "prompt", f"{num_prompt} tokens", f"at most {max_model_len - 1} fit the context of {max_model_len}"
+                "prompt",
+                counted(num_prompt, "token"),
+                f"at most {max_model_len - 1} fit the context of {max_model_len}",
             )
         for token_id in self.prompt_token_ids:
             if not 0 <= token_id < vocab_size:

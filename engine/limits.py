@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest, counted
 from contracts.kv_layout import KVLayout
 from contracts.request import GenerationRequest
 
@@ -33,7 +33,7 @@ class EngineLimits:
             )
         # The last token of an answer is never computed, so it needs no KV.
         num_tokens = request.num_tokens if retain_kv else num_prompt + max_tokens - 1
-        asked = f"{num_prompt} tokens" if retain_kv else f"{num_prompt} tokens, max_tokens {max_tokens}"
+        asked = counted(num_prompt, "token") if retain_kv else f"{num_prompt} tokens, max_tokens {max_tokens}"
         self.check_fits("prompt", asked, num_tokens)
 
     def check_fits(self, field: str, asked: object, num_tokens: int) -> None:

@@ -18,7 +18,7 @@ import grpc
 
 from contracts import wire_handoff
 from contracts.clock import Clock
-from contracts.errors import DiptychError
+from contracts.errors import DiptychError, Unavailable
 from contracts.pb.diptych.v1 import registry_pb2, registry_pb2_grpc
 from contracts.worker import WorkerInfo, WorkerLoad, WorkerRef
 from observability.log import get_logger
@@ -26,6 +26,8 @@ from rpc.channel import ChannelOpener, open_channel
 from rpc.errors import from_rpc_error
 
 log = get_logger(__name__)
+# What a port for users says, and one of a worker: neither has anything to do with keys that a worker could be given.
+_ANOTHER_DOOR = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED)
 UNHEARD = "registry does not take us; going on and trying again"  # for whoever stops the router on purpose
 
 
@@ -62,7 +64,7 @@ class GrpcRegistryClient:
         try:
             answer = await self._stub.Announce(request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, self._address) from error
+            raise self._refusal(error) from error
         return answer.ttl_s
 
     async def leave(self, ref: WorkerRef) -> int:
@@ -71,8 +73,14 @@ class GrpcRegistryClient:
         try:
             answer = await self._stub.Leave(request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, self._address) from error
+            raise self._refusal(error) from error
         return answer.num_others
+
+    def _refusal(self, error: grpc.aio.AioRpcError) -> DiptychError:
+        if error.code() not in _ANOTHER_DOOR:
+            return from_rpc_error(error, self._address)
+        said = f"{self._address}: no workers are taken at this port ({error.details()})"
+        return Unavailable(f"{said}; a router that has a --worker-port takes them there, and not at its users' port")
 
     async def close(self) -> None:
         """See RegistryClient."""

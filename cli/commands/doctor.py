@@ -13,6 +13,7 @@ from rich.text import Text
 from cli.doctor import installation, machine
 from cli.doctor.finding import Finding, Level, broken
 from cli.options import SectionedCommand, option
+from contracts.errors import counted
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     installation.check_python,
@@ -70,5 +71,6 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
-        console.print(f"\n{len(findings)} looked at, {num_warnings} warnings, {num_broken} broken")
+        warnings = counted(num_warnings, "warning")
+        console.print(f"\n{len(findings)} looked at, {warnings}, {num_broken} broken")
     ctx.exit(1 if num_broken else 0)

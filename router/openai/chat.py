@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from pydantic import JsonValue
 
-from contracts.errors import ConfigError, InvalidRequest
+from contracts.errors import ConfigError, InvalidRequest, counted
 from contracts.sampling import MAX_LOGPROBS
 from router.config import ChatConfig
 from router.exchange import Ask, ChatPrompt, TextPrompt
@@ -131,7 +131,7 @@ class ChatRules:
         source, dialect = self._source(conversation), self._dialect(conversation)
         if conversation.documents and not says(source, "documents"):
             said = "this model's chat template has no place for them"
-            raise InvalidRequest("documents", f"{len(conversation.documents)} documents", said)
+            raise InvalidRequest("documents", counted(len(conversation.documents), "document"), said)
         messages = conversation.messages
         if any(message.role == "developer" for message in messages) and not says(source, "developer"):
             messages = tuple(replace(m, role="system") if m.role == "developer" else m for m in messages)
@@ -139,7 +139,7 @@ class ChatRules:
             return replace(conversation, messages=explained(messages, conversation.tools), tools=())
         if conversation.tools and (dialect is None or not says(source, "tools")):
             said = "this model's chat template does not teach it to call them, or not in a way that is known here"
-            raise InvalidRequest("tools", f"{len(conversation.tools)} tools", said)
+            raise InvalidRequest("tools", counted(len(conversation.tools), "tool"), said)
         for index, message in enumerate(messages):
             _check_calls(f"messages.{index}.tool_calls", message, source)
         return replace(conversation, messages=messages)
@@ -158,7 +158,7 @@ class ChatRules:
 def _check_calls(where: str, message: Message, source: str) -> None:
     if message.tool_calls and not says(source, "tool_calls"):
         said = "this model's chat template has no place for them"
-        raise InvalidRequest(where, f"{len(message.tool_calls)} calls", said)
+        raise InvalidRequest(where, counted(len(message.tool_calls), "call"), said)
 
 
 def _wanted(

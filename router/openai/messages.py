@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue
 from pydantic_core import PydanticCustomError, from_json
 
-from contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest, counted
 from router.text.chat_template import JsonValue as TemplateValue
 from router.text.chat_template import Message
 
@@ -125,7 +125,9 @@ class ChatMessage(Strict):
             if value not in (None, []):
                 raise InvalidRequest(f"{where}.{name}", value, "is not served yet; leave it out")
         if self.tool_calls and self.role != "assistant":
-            raise InvalidRequest(f"{where}.tool_calls", f"{len(self.tool_calls)} calls", "only the assistant calls")
+            raise InvalidRequest(
+                f"{where}.tool_calls", counted(len(self.tool_calls), "call"), "only the assistant calls"
+            )
         if self.tool_call_id is not None and self.role != "tool":
             raise InvalidRequest(f"{where}.tool_call_id", self.tool_call_id, "only messages of role tool answer calls")
         calls = tuple(

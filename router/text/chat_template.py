@@ -21,7 +21,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from contracts.errors import InvalidRequest, ModelLoadError
+from contracts.errors import InvalidRequest, ModelLoadError, counted
 
 JsonValue = str | int | float | bool | None | Sequence["JsonValue"] | Mapping[str, "JsonValue"]
 RESERVED_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
@@ -184,7 +184,7 @@ def continued(conversation: Conversation, text: str) -> str:
 
 def refused(conversation: Conversation, reason: str) -> InvalidRequest:
     """A refusal as the request's error."""
-    count = f"{len(conversation.messages)} messages"
+    count = counted(len(conversation.messages), "message")
     if conversation.template is not None:
         return InvalidRequest("chat_template", count, f"this chat template refuses it: {reason}")
     return InvalidRequest("messages", count, f"this model's chat template refuses it: {reason}")

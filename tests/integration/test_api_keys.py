@@ -12,13 +12,15 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from contracts.errors import Unauthenticated
+from contracts.errors import Unauthenticated, Unavailable
 from contracts.pb.diptych.v1 import inference_pb2 as pb
 from contracts.pb.diptych.v1 import inference_pb2_grpc, registry_pb2, registry_pb2_grpc, types_pb2
+from contracts.worker import WorkerLoad
 from observability.log import LineFormatter
 from router.config import AccessConfig, HttpConfig
 from router.keys import hash_of, new_key
 from router.service import Inference
+from rpc.announce import GrpcRegistryClient
 from rpc.channel import open_channel
 from rpc.errors import from_rpc_error
 from rpc.server import ServerConfig
@@ -182,6 +184,17 @@ async def test_users_cannot_announce_workers(served):
     async with open_channel(f"127.0.0.1:{served.ports.workers}") as channel:
         call = inference_pb2_grpc.InferenceStub(channel).ListModels(pb.ListModelsRequest())
         assert await code_of(call) is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_worker_that_knocks_at_the_users_port_is_told_where_to_go(served):
+    """Not to bring a key: there is none for workers."""
+    worker = served.cluster.workers[0]
+    for address in (served.target, worker.info.address):
+        registry = GrpcRegistryClient(address)
+        for word in (registry.announce(worker.info, WorkerLoad()), registry.leave(worker.info.ref)):
+            with pytest.raises(Unavailable, match=r"no workers are taken at this port .*--worker-port"):
+                await word
+        await registry.close()
 
 
 @pytest.mark.parametrize(
