@@ -49,7 +49,7 @@ class ServerConfig:
     keepalive_timeout_s: float = 5.0
     stall_s: float = 60.0
     max_connections: int = 4096
-    max_streams: int = 4096
+    max_streams: int = 1000
     max_request_bytes: int | None = None
     hello_s: float = 20.0
     idle_s: float = 300.0

@@ -73,6 +73,7 @@ class Setup:
     step_s: float = 0.0
     real: RealModel | None = None  # in place of the fake ones
     epoch: int = 1  # of all its workers
+    server: ServerConfig = field(default_factory=ServerConfig)  # of each
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ async def _decode(setup: Setup, index: int, hub: LocalHub, stack: AsyncExitStack
     ref = WorkerRef(f"decode-{index}", setup.epoch)
     layout = setup.real.layout if setup.real else (setup.decode_model or setup.model).layout
     worker = DecodeWorker(_side(ref, layout, engine, (connectors, region, stack)), engine, setup.answers)
-    server = RpcServer(ServerConfig(), ())
+    server = RpcServer(setup.server, ())
     decode_pb2_grpc.add_DecodeServicer_to_server(DecodeServicer(worker.desk), server.grpc_server)
     handoff_pb2_grpc.add_HandoffServicer_to_server(HandoffServicer(worker.receiver), server.grpc_server)
     return await _serve(ref, worker, server, (region, stack))
@@ -184,7 +185,7 @@ async def _prefill(setup: Setup, index: int, hub: LocalHub, stack: AsyncExitStac
     layout = setup.real.layout if setup.real else setup.model.layout
     side = _side(ref, layout, engine, (connectors, region, stack))
     worker = PrefillWorker(side, engine, PeerPool(engine.clock), setup.run)
-    server = RpcServer(ServerConfig(), ())
+    server = RpcServer(setup.server, ())
     prefill_pb2_grpc.add_PrefillServicer_to_server(PrefillServicer(worker), server.grpc_server)
     return await _serve(ref, worker, server, (region, stack))
 

@@ -1,10 +1,16 @@
-"""A router under attack: others are served meanwhile, and afterwards everything is as it was before."""
+"""A router under attack: others are served meanwhile, and afterwards everything is as it was before.
+
+Whoever attacks does so from a process of its own (`attack`), so that what another user waits for is the router's work.
+"""
 
 import asyncio
 import contextlib
+import functools
 import json
+import multiprocessing
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +22,7 @@ import psutil
 from contracts.pb.diptych.v1 import inference_pb2 as pb
 from contracts.pb.diptych.v1 import inference_pb2_grpc, types_pb2
 from router.config import AccessConfig, RegistryConfig
-from router.keys import hash_of, new_key
+from router.keys import hash_of
 from tests.integration.router_harness import MODEL, Running, router_config, running_router
 
 PATH = "/v1/completions"
@@ -24,9 +30,12 @@ ASK = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 4, "seed": 3}
 GENERATE = pb.GenerateRequest(
     token_ids=pb.TokenIds(ids=(5, 6, 7)), sampling=types_pb2.SamplingParams(max_tokens=4, seed=3)
 )
-BOUND_S = 10.0  # on a crowded machine; alone it is some milliseconds, after a flood a second
+BOUND_S = 10.0  # on a crowded machine
+# What this process, which has the router, may compute while another user waits for one answer: that others crowd the machine
+# does not count. Alone it is some milliseconds, while ten thousand streams come in a second.
+WORK_S = 2.0
 MEMORY_MIB = 100  # allocators keep some; a leak of what the attacks send is several hundred
-OTHER, ATTACKER = new_key(), new_key()
+OTHER, ATTACKER = "diptych-other-user", "diptych-attacker"  # the process that attacks knows them, too
 
 
 def key_file(folder: Path) -> Path:
@@ -41,11 +50,38 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
+@functools.cache
+def attackers() -> ProcessPoolExecutor:
+    """A process for all attacks of this one's tests; it ends with it."""
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+
+
+def _attack(attack: Callable[..., Awaitable[object]], args: tuple[object, ...]) -> object:
+    async def go() -> object:
+        return await attack(*args)
+
+    return asyncio.run(go())
+
+
+async def run_attack(attack, *args):
+    """What it returns; it runs in another process, which finds it by its module and name."""
+    return await asyncio.get_running_loop().run_in_executor(attackers(), _attack, attack, args)
+
+
+async def nothing() -> None:
+    """The gentlest attack."""
+
+
 @dataclass
 class Siege:
     running: Running
     memory: float = 0.0  # MiB, before it
     waits_s: list[float] = field(default_factory=list)  # of the other user's requests
+    work_s: list[float] = field(default_factory=list)  # that this process did meanwhile
+
+    async def attack(self, attack, *args):
+        """See `run_attack`."""
+        return await run_attack(attack, *args)
 
     @property
     def http(self) -> int:
@@ -71,10 +107,11 @@ class Siege:
     async def other_user(self) -> None:
         """Goes on asking."""
         while True:
-            began = time.monotonic()
+            began, worked = time.monotonic(), time.process_time()
             response = await self.running.http.post(PATH, json=ASK, headers=bearer(OTHER))
             assert response.status_code == 200, response.text
             self.waits_s.append(time.monotonic() - began)
+            self.work_s.append(time.process_time() - worked)
             await asyncio.sleep(0.02)
 
     async def calm(self, tasks: int, fds: int) -> None:
@@ -97,7 +134,7 @@ class Siege:
 
 
 @asynccontextmanager
-async def besieged(tmp_path, **changes) -> AsyncIterator[Siege]:
+async def besieged(tmp_path, work_s=WORK_S, most_mib=MEMORY_MIB, **changes) -> AsyncIterator[Siege]:
     """For the block another user goes on asking. It must not notice, and nothing may be left."""
     access = AccessConfig(api_keys=key_file(tmp_path), protect_metrics=False)
     async with running_router(
@@ -106,6 +143,7 @@ async def besieged(tmp_path, **changes) -> AsyncIterator[Siege]:
         await running.cluster.pools(1, 1)
         siege = Siege(running)
         await siege.good()
+        await siege.attack(nothing)
         await asyncio.sleep(0.1)
         siege.memory = memory_mib()
         tasks, fds = len(asyncio.all_tasks()) + 2, psutil.Process().num_fds() + 4
@@ -121,12 +159,13 @@ async def besieged(tmp_path, **changes) -> AsyncIterator[Siege]:
             await asyncio.wait((other,))
         if not other.cancelled():
             other.result()
-        slowest_s = max(siege.waits_s)
+        slowest_s, most_s = max(siege.waits_s), max(siege.work_s)
         assert slowest_s < BOUND_S
+        assert most_s < work_s
         await siege.good()
         await siege.calm(tasks, fds)
         grown = memory_mib() - siege.memory
-        assert grown < MEMORY_MIB
+        assert grown < most_mib
 
 
 def memory_mib() -> float:

@@ -75,14 +75,18 @@ SLOW = {  # bytes at once, and bytes that come one by one
 }
 
 
+async def send_slowly(port):
+    answers = []
+    for begin, slowly in SLOW.values():
+        pieces = [begin, *(slowly[i : i + 1] for i in range(60))]
+        answers += [said(port, *pieces, limit_s=5.0, pause_s=0.05) for _ in range(40)]
+    return await asyncio.gather(*answers)
+
+
 async def test_who_sends_slowly_holds_nothing_for_long(tmp_path):
     """Twice as many at once as may be: the newest half is cut after a second, those before it to make room."""
     async with besieged(tmp_path, http=DOOR) as siege:
-        answers = []
-        for begin, slowly in SLOW.values():
-            pieces = [begin, *(slowly[i : i + 1] for i in range(60))]
-            answers += [said(siege.http, *pieces, limit_s=5.0, pause_s=0.05) for _ in range(40)]
-        assert not any(await asyncio.gather(*answers))
+        assert not any(await siege.attack(send_slowly, siege.http))
 
 
 async def test_empty_lines_after_an_answer_keep_no_connection_open(tmp_path):
@@ -110,11 +114,16 @@ ENDLESS = {
 }
 
 
+async def send_endlessly(port, what):
+    begin, more = ENDLESS[what]
+    return await said(port, begin, *[more] * (300_000_000 // len(more)), limit_s=20.0)
+
+
 async def test_what_does_not_end_is_ended_and_not_kept(tmp_path):
     """300 MB of each would be sent, if they were taken."""
     async with besieged(tmp_path, http=DOOR) as siege:
-        for what, (begin, more) in ENDLESS.items():
-            answer = await said(siege.http, begin, *[more] * (300_000_000 // len(more)), limit_s=20.0)
+        for what in ENDLESS:
+            answer = await siege.attack(send_endlessly, siege.http, what)
             assert statuses(answer)[:1] in ([], [400], [404], [413], [431]), what
             assert memory_mib() - siege.memory < MEMORY_MIB, what
 
@@ -180,8 +189,8 @@ async def test_who_half_closes_holds_nothing(tmp_path, when):
 
 async def test_who_never_reads_holds_nothing_for_long(tmp_path):
     """Answers that are larger than what the sockets hold; the clients stay connected."""
-    admission = AdmissionConfig(max_running=20, max_waiting=40)
-    async with besieged(tmp_path, http=DOOR, admission=admission) as siege:
+    admission = AdmissionConfig(max_running=20, max_waiting=40)  # all of them theirs, until they are cut off
+    async with besieged(tmp_path, work_s=10.0, http=DOOR, admission=admission) as siege:
         clients, loop = [], asyncio.get_running_loop()
         request = post(json.dumps({**ASK, "max_tokens": 900, "stream": True, "logprobs": 20}).encode())
         for _ in range(40):
