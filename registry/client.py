@@ -14,11 +14,11 @@ from contracts.worker import WorkerInfo, WorkerLoad, WorkerRef
 from observability.log import get_logger
 from registry import keys, scripts, wire
 from registry.config import LeaseConfig
-from registry.link import RedisLink
+from registry.link import RedisLink, refusal
 from registry.pipeline import Reply
 
 log = get_logger(__name__)
-_RETRY_S = 1.0
+_RETRY_S = 0.2
 
 
 class RedisRegistryClient:
@@ -97,11 +97,12 @@ async def begin_life(link: RedisLink, worker_id: str, clock: Clock) -> WorkerRef
         try:
             reply = await link.script(scripts.BEGIN, (keys.epoch(worker_id),))
         except Unavailable as error:
+            if link.refused:
+                raise refusal(link) from error
             if not said:
                 log.warning("waiting for the registry: this worker's life begins there", reason=error)
             said = error.message
-            await clock.sleep(_RETRY_S if link.up else 0.0)
-            await link.presence.wait_up()
+            await clock.sleep(_RETRY_S)
             continue
         if not isinstance(reply, int):
             raise _not_understood(link, reply)

@@ -22,14 +22,14 @@ from functools import partial
 from typing import cast
 
 from redis.asyncio.connection import AbstractConnection, Connection, ConnectionPool, SSLConnection
+from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError
 
 from contracts.clock import Clock
 from contracts.errors import ConfigError, Unavailable
 from contracts.upkeep import kept_up, pause
 from observability.log import get_logger
-from registry.config import RedisAddress, RedisConfig
+from registry.config import PASSWORD_VARIABLE, RedisAddress, RedisConfig
 from registry.pipeline import Pipeline, Reply, Word
 from registry.presence import Presence
 
@@ -60,6 +60,7 @@ class RedisLink:
         self._maker = _maker(config)
         self._pipeline = Pipeline(self.new_connection, config.connect_timeout_s, clock)
         self._probe: AbstractConnection | None = None
+        self.refused = ""  # why Redis does not take our credentials, if that is so
         self.presence = Presence(str(config.address), clock)
         self._doubt = asyncio.Event()
         self._closed = False
@@ -135,10 +136,9 @@ class RedisLink:
         backoff_s = self.config.min_backoff_s
         while True:
             self._doubt.clear()
-            problem = await self._ping()
-            self.presence.say(problem)
-            if problem:
-                await self._pipeline.reset(problem)  # it leads nowhere, or to a Redis that was
+            await self.look()
+            if not self.up:
+                await self._pipeline.reset(self.presence.problem)  # it leads nowhere, or to a Redis that was
                 await self._clock.sleep(backoff_s * random.uniform(0.5, 1.0))
                 backoff_s = min(2 * backoff_s, self.config.max_backoff_s)
                 continue
@@ -147,6 +147,10 @@ class RedisLink:
                 log.warning("commands are not answered although redis is there; they get another connection")
                 await self._pipeline.reset("the connection for commands was silent")
             await pause(self._clock, self.config.check_s, self._doubt)
+
+    async def look(self) -> None:
+        """Ask Redis once whether it is there."""
+        self.presence.say(await self._ping())
 
     async def _ping(self) -> str:
         """What is wrong with Redis; nothing when it answers. On a connection of its own: no command is before it."""
@@ -163,7 +167,9 @@ class RedisLink:
             return f"no answer within {limit_s:g} s"
         except (RedisError, OSError) as error:
             await self._forget_probe()
+            self.refused = reason_of(error) if isinstance(error, AuthenticationError | NoPermissionError) else ""
             return reason_of(error)
+        self.refused = ""
         return ""
 
     async def _forget_probe(self) -> None:
@@ -171,6 +177,27 @@ class RedisLink:
         if probe is not None:
             with suppress(RedisError, OSError):
                 await probe.disconnect()
+
+
+async def check_credentials(config: RedisConfig, clock: Clock) -> None:
+    """Return when Redis has answered, or does not answer, as one that is away; it may come.
+
+    Raises ConfigError when it is there and does not take our credentials, and for TLS files of no use: who starts so would wait
+    for ever.
+    """
+    link = RedisLink(config, clock)
+    await link.look()
+    await link.close()
+    if link.refused:
+        raise refusal(link)
+
+
+def refusal(link: RedisLink) -> ConfigError:
+    """What is to be said where `link.refused`."""
+    named = "--registry-password-file, or the URL of --registry"
+    return ConfigError(
+        f"{link.config.address}: credentials are refused: {link.refused}; see {PASSWORD_VARIABLE}, {named}"
+    )
 
 
 def _maker(config: RedisConfig) -> ConnectionPool:

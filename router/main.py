@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contracts.clock import MonotonicClock
 from observability.log import get_logger
+from registry.link import check_credentials
 from router.config import RouterConfig, tokenize_in_own_threads
 from router.server import RouterServer
 from rpc.files import raise_file_limit
@@ -16,10 +17,13 @@ _OTHER_FILES = 512  # workers, Redis, templates, logs
 async def serve(config: RouterConfig) -> None:
     """Run a router until SIGTERM or SIGINT; running requests end within config.drain_timeout_s, or at a second signal.
 
-    Raises ConfigError for a model directory that cannot be used and for a busy port.
+    Raises ConfigError for a model directory that cannot be used, for a busy port and for a Redis that refuses our credentials.
     """
+    clock = MonotonicClock()
+    if config.redis is not None:
+        await check_credentials(config.redis, clock)
     tokenize_in_own_threads()
-    router = RouterServer(config, MonotonicClock())
+    router = RouterServer(config, clock)
     _warn_of_files(config)
     async with StopSignals() as signals:
         try:

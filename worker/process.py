@@ -120,6 +120,7 @@ async def serve(config: WorkerConfig, door: Door) -> None:
         registration = Registration(config, clock, opener)
         stack.push_async_callback(registration.close)
         stack.push_async_callback(server.stop, 0)
+        await registration.check()
         server.bind()
         computer = await signals.unless_asked(in_daemon_thread(lambda: build(config), "load"))
         if computer is None:

@@ -17,7 +17,7 @@ from contracts.worker import WorkerInfo, WorkerLoad, WorkerRef, new_epoch
 from observability.log import get_logger
 from registry.client import RedisRegistryClient, begin_life
 from registry.config import LeaseConfig
-from registry.link import RedisLink
+from registry.link import RedisLink, check_credentials
 from rpc.announce import Announcer, GrpcRegistryClient
 from rpc.channel import ChannelOpener
 from rpc.server import join_address
@@ -46,6 +46,11 @@ class Registration:
             return self._config.routers[0]
         redis = self._config.redis
         return "" if redis is None else join_address(redis.address.host, redis.address.port)
+
+    async def check(self) -> None:
+        """Raise ConfigError where Redis is there and does not take our credentials."""
+        if self._config.redis is not None:
+            await check_credentials(self._config.redis, self._clock)
 
     async def begin_life(self) -> WorkerRef:
         """Who this worker is from now on."""

@@ -9,19 +9,25 @@ import pytest
 import redis
 
 from contracts.clock import MonotonicClock
+from contracts.errors import ConfigError
 from contracts.pb.diptych.v1 import decode_pb2_grpc
 from contracts.worker import WorkerKind
+from engine.build import ModelRuntimeConfig
 from registry import keys
 from registry.client import RedisRegistryClient, begin_life
 from registry.config import LeaseConfig, RedisConfig, parse_redis_url
-from registry.link import RedisLink
+from registry.link import RedisLink, check_credentials
 from router.config import LimitsConfig, RegistryConfig
+from router.main import serve
 from rpc.authority import CA_FILE, CERT_FILE, KEY_FILE
+from rpc.channel import open_channel
 from tests.identities import Identities
 from tests.integration.router_harness import MODEL, router_config, running_router
 from tests.integration.scripted_workers import ScriptedDecode
 from tests.integration.slow_redis import SlowRedis
 from tests.redis_process import RedisProcess, require_redis_server
+from worker.config import WorkerConfig
+from worker.registration import Registration
 
 TTL_S, QUIET = 1.5, 0.9
 QUICK = {
@@ -415,6 +421,37 @@ async def test_credentials_and_how_their_refusal_is_told(tmp_path, caplog):
     logged = "".join(str(record.__dict__) for record in caplog.records)
     assert "sesame-opens" not in logged
     assert "wrong-pass" not in logged
+
+
+@pytest.mark.parametrize(
+    ("credentials", "said"),
+    [
+        ("", "Authentication required"),
+        (":wrong-pass@", "invalid username-password"),
+        ("nobody:pw@", "invalid username"),
+    ],
+)
+async def test_who_starts_with_wrong_credentials_ends_and_says_so(tmp_path, credentials, said):
+    require_redis_server()
+    process = RedisProcess(tmp_path, "--requirepass", "sesame-opens")
+    url = quick(process.url.replace("//", f"//{credentials}"))
+    worker = WorkerConfig(worker_id="d", model_name="m", model=ModelRuntimeConfig(tmp_path), redis=url)
+    registration = Registration(worker, MonotonicClock(), open_channel)
+    await registration.check()  # nobody is there: Redis may come
+    living = asyncio.ensure_future(registration.begin_life())
+    process.start()
+    try:
+        for refused in (registration.check(), serve(router_config(tmp_path, redis=url)), living):
+            async with asyncio.timeout(10):
+                with pytest.raises(ConfigError, match=said) as caught:
+                    await refused
+            assert "--registry-password-file" in caught.value.message
+            assert "wrong-pass" not in caught.value.message
+        right = quick(process.url.replace("//", "//:sesame-opens@"))
+        await check_credentials(right, MonotonicClock())
+    finally:
+        await registration.close()
+        process.kill()
 
 
 async def test_over_tls(tmp_path):
