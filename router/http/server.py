@@ -14,13 +14,11 @@ import asyncio
 import contextlib
 import socket
 import sys
-from collections import deque
 from collections.abc import Iterator
 from http import HTTPStatus
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from contracts.errors import ConfigError
 from observability.log import get_logger
@@ -28,7 +26,7 @@ from router.config import HttpConfig
 from router.http.guests import Guest, Guests
 from router.http.protocol import BoundedHttp
 from router.http.tls import TlsListener
-from router.http.visit import SCOPE_KEY, Visit
+from router.http.visit import SCOPE_KEY, Visit, Visits
 from rpc.server import join_address
 from rpc.tls import TlsFiles
 from rpc.tls_context import server_context
@@ -147,8 +145,7 @@ class _Connection(BoundedHttp):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """asyncio's: a client has connected and owes a request."""
-        # What is not answered to its end, in its order.
-        self._asked: deque[tuple[RequestResponseCycle, Visit]] = deque()
+        self._visits = Visits()
         super().connection_made(transport)
         if self.knock is not None:
             self.guests.leave(self.knock)
@@ -163,21 +160,13 @@ class _Connection(BoundedHttp):
             if timer is not None:
                 timer.cancel()
         self.guests.leave(self)
-        self._client_left()
+        self._visits.leave()
         super().connection_lost(exc)
 
     def eof_received(self) -> None:
         """asyncio's: the client says nothing more, which ends the connection; `connection_lost` comes a turn of the loop later."""
-        self._client_left()
+        self._visits.leave()
         super().eof_received()
-
-    def _client_left(self) -> None:
-        """To all of its requests, also those that wait behind others: uvicorn tells only the last."""
-        while self._asked:
-            cycle, visit = self._asked.popleft()
-            cycle.disconnected = True
-            cycle.message_event.set()
-            visit.leave()
 
     def data_received(self, data: bytes) -> None:
         """asyncio's: some bytes. Empty lines begin no request, and yet end uvicorn's wait for one: then ours begins."""
@@ -197,7 +186,7 @@ class _Connection(BoundedHttp):
         """The parser's: what follows is the body."""
         self.scope[SCOPE_KEY] = self._visit  # type: ignore[literal-required]
         super().on_headers_complete()
-        self._asked.append((self.cycle, self._visit))
+        self._visits.begin(self.cycle, self._visit)
 
     def on_message_complete(self) -> None:
         """The parser's: the last byte of a request."""
@@ -211,7 +200,7 @@ class _Connection(BoundedHttp):
 
     def on_response_complete(self) -> None:
         """uvicorn's: the last byte of an answer is written."""
-        self._asked.popleft()
+        self._visits.answered()
         if not self.pipeline:
             self.guests.answered(self)
         super().on_response_complete()

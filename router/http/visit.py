@@ -9,9 +9,11 @@ what is asked.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from starlette.types import Scope
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 SCOPE_KEY = "diptych.visit"
 
@@ -41,6 +43,31 @@ class Visit:
     def unwatch(self) -> None:
         """Call nothing any more."""
         self._on_left = None
+
+
+class Visits:
+    """All requests of one connection that are not answered to their end, in their order."""
+
+    __slots__ = ("_open",)
+
+    def __init__(self) -> None:
+        self._open: deque[tuple[RequestResponseCycle, Visit]] = deque()
+
+    def begin(self, cycle: RequestResponseCycle, visit: Visit) -> None:
+        """One more has come."""
+        self._open.append((cycle, visit))
+
+    def answered(self) -> None:
+        """The first is over."""
+        self._open.popleft()
+
+    def leave(self) -> None:
+        """The client has gone, from those as well that wait behind others: uvicorn tells only the last. Idempotent."""
+        while self._open:
+            cycle, visit = self._open.popleft()
+            cycle.disconnected = True
+            cycle.message_event.set()
+            visit.leave()
 
 
 def visit_of(scope: Scope) -> Visit:
