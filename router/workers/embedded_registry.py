@@ -44,9 +44,9 @@ class EmbeddedRegistry:
         """See Registry."""
         return self._table.absent_s(kind)
 
-    def suspect(self, ref: WorkerRef) -> None:
+    def suspect(self, ref: WorkerRef, *, for_good: bool = False) -> None:
         """See Registry."""
-        self._table.suspect(ref)
+        self._table.suspect(ref, for_good=for_good)
 
     def acquit(self, ref: WorkerRef) -> None:
         """See Registry: a word comes within a second, and says more than a connection does."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from contracts.errors import DiptychError, Unavailable
+from contracts.errors import DiptychError, NotOfThisCluster, Unavailable
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
 from observability.log import get_logger
 from router.policies import Candidate
@@ -25,6 +25,7 @@ from router.workers.breakers import Breakers
 from router.workers.registry import Change, ChangeKind, Registry
 from router.workers.tally import Tally
 from rpc.channel import ChannelConfig, ChannelOpener, open_channel, watch_connection
+from rpc.same_cluster import Vet, check_same_cluster
 
 log = get_logger(__name__)
 
@@ -101,9 +102,15 @@ class Pools:
     """
 
     def __init__(
-        self, registry: Registry, breakers: Breakers, config: ChannelConfig, opener: ChannelOpener = open_channel
+        self,
+        registry: Registry,
+        breakers: Breakers,
+        config: ChannelConfig,
+        opener: ChannelOpener = open_channel,
+        vet: Vet = check_same_cluster,
     ) -> None:
-        """`opener` makes the channel to each worker."""
+        """`opener` makes the channel to each worker, `vet` finds out whether it is of this cluster."""
+        self._vet = vet
         self.breakers = breakers
         registry.subscribe(breakers.on_change)
         self._registry = registry
@@ -194,7 +201,7 @@ class Pools:
 
     def _add(self, info: WorkerInfo) -> None:
         channel = self._opener(info.address, self._config)
-        watch = asyncio.ensure_future(watch_connection(channel, lambda: self.suspect(info.ref)))
+        watch = asyncio.ensure_future(_watch(channel, info, self._registry, self._vet))
         timeout_s, turns = self._config.connect_timeout_s, self._turns
         session = DecodeSession(info, channel, timeout_s, lambda lost: self.suspect(lost.ref), turns)
         line = PrefillLine(info, channel, timeout_s)
@@ -210,3 +217,16 @@ class Pools:
         closing = asyncio.ensure_future(peer.channel.close())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
+
+
+async def _watch(channel: grpc.aio.Channel, info: WorkerInfo, registry: Registry, vet: Vet) -> None:
+    """Keep the worker connected; suspect it when its connection breaks, and for good when it is not of this cluster."""
+    watching = asyncio.ensure_future(watch_connection(channel, lambda: registry.suspect(info.ref)))
+    try:
+        await vet(channel, info.address)
+        await watching
+    except NotOfThisCluster as error:
+        log.warning("a worker that is not of this cluster gets nothing", worker_id=info.ref.worker_id, reason=error)
+        registry.suspect(info.ref, for_good=True)
+    finally:
+        watching.cancel()

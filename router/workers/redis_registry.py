@@ -114,9 +114,9 @@ class RedisRegistry:
         """See Registry."""
         return self._table.absent_s(kind)
 
-    def suspect(self, ref: WorkerRef) -> None:
+    def suspect(self, ref: WorkerRef, *, for_good: bool = False) -> None:
         """See Registry. Redis is told, best effort, so that the worker's next life can have its name elsewhere at once."""
-        self._table.suspect(ref)
+        self._table.suspect(ref, for_good=for_good)
         if self._link.up:
             mark = asyncio.ensure_future(_mark(self._link, ref, self._config.ttl_s))
             self._marks[mark] = ref.worker_id

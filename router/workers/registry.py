@@ -61,8 +61,10 @@ class Registry(Protocol):
         """For how many seconds no worker of this pool has been known: 0 while one is, infinite if none ever was."""
         ...
 
-    def suspect(self, ref: WorkerRef) -> None:
-        """A connection to this worker broke, or it refuses work: do not offer it until it announces again."""
+    def suspect(self, ref: WorkerRef, *, for_good: bool = False) -> None:
+        """A connection to this worker broke, or it refuses work: do not offer it until it announces again; or never in this
+        life (`for_good`), because it does not show that it is of this cluster.
+        """
         ...
 
     def acquit(self, ref: WorkerRef) -> None:

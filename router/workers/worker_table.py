@@ -6,7 +6,8 @@
                    ├── leave ──▶ LEFT           finishes what it has, takes nothing new
                    ├── newer epoch ──▶ LOST (the old life), JOINED (the new one)
                    ├── another address ──▶ refused while this one's word is fresh, unless it is suspect: two have one name
-                   └── suspect ──▶ known, but not offered, until it announces again
+                   ├── suspect ──▶ known, but not offered, until it announces again
+                   └── suspect for good ──▶ known, but not offered in this life: it is not of this cluster
 
     hold ──▶ held: nobody can be heard, so silence means nothing; a suspect whose connection stands again is acquitted
                    after probation_s ──resume──▶ who was heard until then is as fresh as if it had spoken now
@@ -105,6 +106,7 @@ class WorkerTable:
         self._workers: dict[str, Worker] = {}
         self._tombstones = _Tombstones(_TOMBSTONE_TTLS * config.ttl_s, clock)
         self._suspected_at: dict[WorkerRef, float] = {}
+        self._strangers: set[WorkerRef] = set()  # suspects for good
         self._last_known: dict[WorkerKind, float] = {}  # when a worker of the pool went away
         self._listeners: list[Callable[[Change], None]] = []
 
@@ -131,7 +133,8 @@ class WorkerTable:
             return  # an older word than the last: it says nothing
         if known is not None and known.info != info:
             self._suspected_at.pop(known.info.ref, None)
-        suspect = age_s is not None and info.ref in self._suspected_at
+            self._strangers.discard(known.info.ref)
+        suspect = info.ref in self._strangers or (age_s is not None and info.ref in self._suspected_at)
         if not suspect:
             self._suspected_at.pop(info.ref, None)
         self._workers[info.ref.worker_id] = Worker(info, load, heard_at, suspect)
@@ -180,10 +183,12 @@ class WorkerTable:
         silent = [w.heard_at for w in self._workers.values() if w.info.kind is kind]
         return self._clock.now() - max(self._last_known.get(kind, -math.inf), *silent, -math.inf)
 
-    def suspect(self, ref: WorkerRef) -> None:
-        """Do not offer this life until it announces itself again."""
+    def suspect(self, ref: WorkerRef, *, for_good: bool = False) -> None:
+        """Do not offer this life until it announces itself again, or never."""
         known = self._workers.get(ref.worker_id)
         if known is not None and known.info.ref == ref:
+            if for_good:
+                self._strangers.add(ref)
             self._workers[ref.worker_id] = replace(known, suspect=True)
             self._suspected_at[ref] = self._clock.now()
 
@@ -191,7 +196,9 @@ class WorkerTable:
         """While held, offer a suspect again whose connection stands, if it has been one for a while; see the drawing."""
         known = self._workers.get(ref.worker_id)
         since = self._suspected_at.get(ref)
-        if self._time.held_at is None or known is None or since is None or self._clock.now() - since < _PROBATION_S:
+        if self._time.held_at is None or known is None or since is None or ref in self._strangers:
+            return
+        if self._clock.now() - since < _PROBATION_S:
             return
         log.info("a suspect's connection stands again", worker_id=ref.worker_id, epoch=ref.epoch)
         self._workers[ref.worker_id] = replace(known, suspect=False)
@@ -237,6 +244,7 @@ class WorkerTable:
         ref = worker.info.ref
         del self._workers[ref.worker_id]
         self._suspected_at.pop(ref, None)
+        self._strangers.discard(ref)
         self._last_known[worker.info.kind] = self._clock.now()
         if kind is ChangeKind.LEFT:
             self._tombstones.put(ref)

@@ -131,6 +131,10 @@ class Setup:
     failing_writes: int = 0  # the first so many of all writes fail, beside the plan
 
 
+async def nobody_is_a_stranger(channel, address):
+    """These networks know no secrets, and each message more would be another order of them all."""
+
+
 class World:
     """See the module. Made in a running VirtualTimeLoop; `close` leaves no task behind."""
 
@@ -157,7 +161,11 @@ class World:
         self.registry = EmbeddedRegistry(REGISTRY, MODEL_NAME, clock)
         registry_pb2_grpc.add_RegistryServicer_to_server(RegistryServicer(self.registry), self.router)
         self.pools = Pools(
-            self.registry, Breakers(BreakerConfig(), clock, self.rng), CHANNEL, opener(self.network, self.router)
+            self.registry,
+            Breakers(BreakerConfig(), clock, self.rng),
+            CHANNEL,
+            opener(self.network, self.router),
+            vet=nobody_is_a_stranger,
         )
         self.admission = Admission(AdmissionConfig(max_running=setup.max_running), clock)
         self.metrics = RouterMetrics(MODEL_NAME, list, lambda: (0, 0))

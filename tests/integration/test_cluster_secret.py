@@ -395,6 +395,26 @@ async def test_nobody_can_announce_or_dismiss_a_worker_without_the_secret(tmp_pa
             await each.close()
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours"), [(OTHER, SECRET), (SECRET, None), (None, SECRET), (SECRET, SECRET), (None, None)]
+)
+async def test_a_worker_of_another_cluster_that_is_in_the_registry_is_not_counted_ready(tmp_path, theirs, ours, caplog):
+    """It may have got into a shared registry, whatever it says there."""
+    async with DecodeSide(theirs) as decode, router_with_secret(tmp_path, ours) as running:
+        info = WorkerInfo(D, WorkerKind.DECODE, decode.address, SERVED, LAYOUT, ("local",), 1024, 256)
+        await running.router._registry.announce(info, WorkerLoad())
+        async with asyncio.timeout(10):
+            while not (theirs is ours or "not of this cluster" in caplog.text):
+                await asyncio.sleep(0.02)
+        await asyncio.sleep(0.2 if theirs is ours else 0.0)
+        for _ in range(2):
+            report = (await running.http.get("/health")).json()
+            assert report["ready"]["decode"] == (1 if theirs is ours else 0)
+            assert report["status"] == ("ok" if theirs is ours else "unavailable")
+            assert ("no decode worker is ready (1 suspect)" in report["missing"]) is (theirs is not ours)
+            await running.router._registry.announce(info, WorkerLoad())
+
+
 async def test_users_need_no_secret_and_strangers_learn_nothing_by_altering_an_announcement(tmp_path):
     async with router_with_secret(tmp_path) as running:
         channel = ProvingChannel(open_channel(running.target), SECRET, running.target)
