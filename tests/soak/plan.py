@@ -154,7 +154,8 @@ def shared_disturbances(seed: int, redis: str, router: str, length_s: float, eve
         at_s += 1.0 + rng.expovariate(1 / max(every_s - 1.0, 0.1))
         victim = rng.choices((redis, router), (60, 40))[0]
         kind = rng.choice(of_redis if victim == redis else (*of_redis[:2], Kind.TERM))
-        lasts_s = 0.0 if kind in (Kind.FLUSH, Kind.TERM) else rng.choice((0.1, 1.0, 3.0, 7.0)) * rng.uniform(0.5, 1.5)
+        lengths = (0.1, 1.0, 3.0, 7.0, 20.0) if victim == redis and length_s >= 600.0 else (0.1, 1.0, 3.0, 7.0)
+        lasts_s = 0.0 if kind in (Kind.FLUSH, Kind.TERM) else rng.choice(lengths) * rng.uniform(0.5, 1.5)
         if at_s + lasts_s >= length_s:
             return tuple(made)
         made.append(Disturbance(at_s, kind, (victim,), lasts_s))
