@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from contracts.clock import VirtualClock, settle
-from contracts.errors import LayoutMismatch, StaleEpoch, WorkerIdTaken
+from contracts.errors import LayoutMismatch, StaleEpoch, Unavailable, WorkerIdTaken
 from contracts.kv_layout import KVLayout
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef, WorkerState
+from registry import keys
 from registry.config import RedisConfig, parse_redis_url
 from registry.link import RedisLink
 from router.config import RegistryConfig
@@ -275,6 +276,60 @@ async def test_the_last_of_an_old_layout_makes_way_for_a_new_one(kept):
     await registry.leave(WorkerRef("a", 1))
     await registry.announce(info("b", layout=replace(LAYOUT, model="m2")), WorkerLoad())
     assert [w.info.layout.model for w in registry.workers()] == ["m2"]
+
+
+async def test_thirty_seconds_without_redis_lose_nobody_let_newcomers_in_and_end_by_themselves(redis_process):
+    """The outage of tests/integration/test_redis_outage.py in virtual time: what the table makes of it, and Redis afterwards."""
+    clock = AgeingClock()
+    async with redis_registry(redis_process, clock) as registry:
+        changes = []
+        registry.subscribe(lambda change: changes.append((change.kind, change.info.ref.worker_id)))
+
+        async def until_there(there):
+            async with asyncio.timeout(10):
+                while bool(registry.problem) is there:
+                    await VirtualClock.advance(clock, 0.1)
+                    await asyncio.sleep(0.005)
+
+        async def seconds(number):
+            for _ in range(number):
+                await VirtualClock.advance(clock, 1.0)
+                registry.expire()
+
+        def ready():
+            return {w.info.ref.worker_id for kind in WorkerKind for w in registry.ready(kind)}
+
+        await registry.announce(info("p", kind=WorkerKind.PREFILL), WorkerLoad())
+        for worker_id in "abc":
+            await registry.announce(info(worker_id), WorkerLoad())
+        redis_process.kill()
+        await until_there(False)
+        await seconds(5)
+        await registry.announce(info("new"), WorkerLoad())
+        await seconds(5)
+        registry.suspect(info("a").ref)  # its connection breaks, and stands again
+        assert ready() == {"p", "b", "c", "new"}
+        await seconds(2)
+        registry.acquit(info("a").ref)
+        await seconds(3)
+        with contextlib.suppress(Unavailable):
+            await registry.leave(info("b").ref)
+        await seconds(5)
+        registry.suspect(info("c").ref)  # its does not
+        await seconds(10)
+        assert ready() == {"p", "a", "new"}
+        assert registry.problem
+        redis_process.start()
+        await until_there(True)
+        for _ in range(3):
+            for worker_id in ("a", "new"):  # who lives speaks
+                await registry.announce(info(worker_id), WorkerLoad())
+            await clock.advance(TTL_S / 2)
+            registry.expire()
+        assert ready() == {"a", "new"}, "p and c say nothing any more"
+        left = (ChangeKind.LEFT, "b"), (ChangeKind.LOST, "p"), (ChangeKind.LOST, "c")
+        assert [c for c in changes if c[0] is not ChangeKind.JOINED] == list(left)
+        assert redis_process.command("EXISTS", keys.worker("new"), keys.worker("a")) == 2
 
 
 class Believing(RuleBasedStateMachine):
