@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import signal
+from pathlib import Path
 
 import grpc
 import httpx
@@ -14,8 +15,9 @@ from contracts.pb.diptych.v1 import inference_pb2 as pb
 from contracts.pb.diptych.v1 import inference_pb2_grpc, types_pb2
 from observability.log import LineFormatter, render_value
 from router.config import AccessConfig
+from tests.chat_templates import template_of
 from tests.integration.router_harness import MODEL, router_config, running_router
-from tests.integration.test_up import STOP_S, until, up
+from tests.integration.test_up import STOP_S, TINY, until, up
 
 MARKER = "ZAUNKOENIG4711"
 IDS = [311, 97, 408, 215, 333, 96, 417, 208, 301, 99]
@@ -56,6 +58,7 @@ EITHER = [
         {"messages": TALK[:2], "max_tokens": 4, "chat_template": "{{ raise_exception('" + MARKER + "') }}"},
     ),
     ("/v1/chat/completions", {"messages": TALK[:2], "max_tokens": 4, "chat_template_kwargs": {MARKER: MARKER}}),
+    ("/tokenize", {"messages": TALK, "tools": [TOOL]}),
     ("/tokenize", {"prompt": MARKER}),
     ("/detokenize", {"tokens": IDS}),
 ]
@@ -76,6 +79,15 @@ def ask_badly(http: httpx.Client) -> None:
     assert http.get(f"/v1/models/{MARKER}").status_code == 404
 
 
+def ask_either(http: httpx.Client) -> None:
+    """Tools, their calls and answers, templates of the request's own, and texts that are only counted."""
+    statuses = [(path, http.post(path, json=body).status_code) for path, body in EITHER]
+    assert all(200 <= status < 500 and status not in (401, 404) for _, status in statuses), statuses
+    assert statuses[-2:] == [("/tokenize", 200), ("/detokenize", 200)]
+    assert [status for _, status in statuses[:2]] == [200, 200], statuses
+    assert 400 in [status for _, status in statuses[2:4]], "a template of the request's own refused it"
+
+
 def ask_well(http: httpx.Client) -> list[str]:
     """The texts of the answers."""
     plain = http.post("/v1/completions", json={"prompt": f"{MARKER} is a truth", **GOOD}).json()
@@ -91,6 +103,8 @@ def ask_over_grpc(address: str) -> None:
         stub = inference_pb2_grpc.InferenceStub(channel)
         sampling = types_pb2.SamplingParams(max_tokens=8)
         assert list(stub.Generate(pb.GenerateRequest(text=MARKER, sampling=sampling), timeout=30))
+        tools = pb.Chat(messages=[pb.ChatMessage(role="user", content=MARKER)], tools_json=[json.dumps(TOOL)])
+        assert list(stub.Generate(pb.GenerateRequest(chat=tools, sampling=sampling), timeout=30))
         chat = pb.Chat(messages=[pb.ChatMessage(role=MARKER, content=MARKER)])
         for wrong in (
             pb.GenerateRequest(chat=chat),
@@ -121,11 +135,22 @@ def found_in(log: str, texts: list[str]) -> list[str]:
     return [*re.findall(f".*{MARKER}.*", log)[:5], *ids.findall(log), *(text for text in words if text.strip() in log)]
 
 
+def with_tools(folder: Path) -> str:
+    """The tiny model with a chat template that writes tools, calls and answers into the prompt."""
+    folder.mkdir()
+    for file in Path(TINY).iterdir():
+        (folder / file.name).symlink_to(file.resolve())
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template_of("qwen2_5")}))
+    return str(folder)
+
+
 def test_no_log_has_what_users_send_or_are_answered(tmp_path):
-    with up(tmp_path, "--log-level", "debug") as cluster:
+    model = with_tools(tmp_path / "tiny-austen")
+    with up(tmp_path, "--log-level", "debug", "--model", model, "--trust-request-chat-template") as cluster:
         with httpx.Client(base_url=cluster.facts["http"], trust_env=False, timeout=60) as http:
             texts = ask_well(http)
             ask_badly(http)
+            ask_either(http)
             ask_over_grpc(cluster.facts["grpc"])
             lose_a_worker(cluster, http)
             until(lambda: "restarting" in cluster.log.read_text(), 10, "the death is seen")
