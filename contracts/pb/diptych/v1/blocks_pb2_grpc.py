@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class BlockEventsStub(object):
-    """A worker of either pool's account of its prefix cache. Each router follows each worker by itself. Trusted network only.
+    """A worker of either pool's account of its prefix cache. Each router follows each worker by itself.
+    Callers must prove that they are of the cluster where it has a secret, or certificates (docs/security.md).
     """
 
     def __init__(self, channel):
@@ -43,7 +44,8 @@ class BlockEventsStub(object):
 
 
 class BlockEventsServicer(object):
-    """A worker of either pool's account of its prefix cache. Each router follows each worker by itself. Trusted network only.
+    """A worker of either pool's account of its prefix cache. Each router follows each worker by itself.
+    Callers must prove that they are of the cluster where it has a secret, or certificates (docs/security.md).
     """
 
     def Watch(self, request, context):
@@ -72,7 +74,8 @@ def add_BlockEventsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class BlockEvents(object):
-    """A worker of either pool's account of its prefix cache. Each router follows each worker by itself. Trusted network only.
+    """A worker of either pool's account of its prefix cache. Each router follows each worker by itself.
+    Callers must prove that they are of the cluster where it has a secret, or certificates (docs/security.md).
     """
 
     @staticmethod

@@ -42,7 +42,9 @@ _BlockEventsWatchType = typing_extensions.TypeVar(
 )
 
 class BlockEventsStub(typing.Generic[_BlockEventsWatchType]):
-    """A worker of either pool's account of its prefix cache. Each router follows each worker by itself. Trusted network only."""
+    """A worker of either pool's account of its prefix cache. Each router follows each worker by itself.
+    Callers must prove that they are of the cluster where it has a secret, or certificates (docs/security.md).
+    """
 
     @typing.overload
     def __init__(self: BlockEventsStub[
@@ -74,7 +76,9 @@ BlockEventsAsyncStub: typing_extensions.TypeAlias = BlockEventsStub[
 ]
 
 class BlockEventsServicer(metaclass=abc.ABCMeta):
-    """A worker of either pool's account of its prefix cache. Each router follows each worker by itself. Trusted network only."""
+    """A worker of either pool's account of its prefix cache. Each router follows each worker by itself.
+    Callers must prove that they are of the cluster where it has a secret, or certificates (docs/security.md).
+    """
 
     @abc.abstractmethod
     def Watch(

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class DecodeStub(object):
-    """A decode worker's door. Trusted network only.
+    """A decode worker's door.
+    Callers must prove that they are of the cluster where it has a secret, or certificates (docs/security.md).
     """
 
     def __init__(self, channel):
@@ -43,7 +44,8 @@ class DecodeStub(object):
 
 
 class DecodeServicer(object):
-    """A decode worker's door. Trusted network only.
+    """A decode worker's door.
+    Callers must prove that they are of the cluster where it has a secret, or certificates (docs/security.md).
     """
 
     def Session(self, request_iterator, context):
@@ -71,7 +73,8 @@ def add_DecodeServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Decode(object):
-    """A decode worker's door. Trusted network only.
+    """A decode worker's door.
+    Callers must prove that they are of the cluster where it has a secret, or certificates (docs/security.md).
     """
 
     @staticmethod

@@ -42,7 +42,9 @@ _DecodeSessionType = typing_extensions.TypeVar(
 )
 
 class DecodeStub(typing.Generic[_DecodeSessionType]):
-    """A decode worker's door. Trusted network only."""
+    """A decode worker's door.
+    Callers must prove that they are of the cluster where it has a secret, or certificates (docs/security.md).
+    """
 
     @typing.overload
     def __init__(self: DecodeStub[
@@ -73,7 +75,9 @@ DecodeAsyncStub: typing_extensions.TypeAlias = DecodeStub[
 ]
 
 class DecodeServicer(metaclass=abc.ABCMeta):
-    """A decode worker's door. Trusted network only."""
+    """A decode worker's door.
+    Callers must prove that they are of the cluster where it has a secret, or certificates (docs/security.md).
+    """
 
     @abc.abstractmethod
     def Session(

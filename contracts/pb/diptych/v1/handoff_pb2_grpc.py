@@ -26,9 +26,10 @@ if _version_not_supported:
 
 
 class HandoffStub(object):
-    """The decode side of the hand-off. Trusted network only. Every message, and every answer, carries the epochs of both workers; one
-    of an old epoch is refused with FAILED_PRECONDITION (an answer: not believed). All calls are idempotent for the same handoff_id,
-    which belongs to the life of the prefill worker that reserved it: from any other they are refused and change nothing.
+    """The decode side of the hand-off. Every message, and every answer, carries the epochs of both workers; one of an old epoch is
+    refused with FAILED_PRECONDITION (an answer: not believed). All calls are idempotent for the same handoff_id, which belongs to
+    the life of the prefill worker that reserved it: from any other they are refused and change nothing. Callers must prove that
+    they are of the cluster where it has a secret, or certificates (docs/security.md).
     """
 
     def __init__(self, channel):
@@ -65,9 +66,10 @@ class HandoffStub(object):
 
 
 class HandoffServicer(object):
-    """The decode side of the hand-off. Trusted network only. Every message, and every answer, carries the epochs of both workers; one
-    of an old epoch is refused with FAILED_PRECONDITION (an answer: not believed). All calls are idempotent for the same handoff_id,
-    which belongs to the life of the prefill worker that reserved it: from any other they are refused and change nothing.
+    """The decode side of the hand-off. Every message, and every answer, carries the epochs of both workers; one of an old epoch is
+    refused with FAILED_PRECONDITION (an answer: not believed). All calls are idempotent for the same handoff_id, which belongs to
+    the life of the prefill worker that reserved it: from any other they are refused and change nothing. Callers must prove that
+    they are of the cluster where it has a secret, or certificates (docs/security.md).
     """
 
     def Connect(self, request, context):
@@ -142,9 +144,10 @@ def add_HandoffServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Handoff(object):
-    """The decode side of the hand-off. Trusted network only. Every message, and every answer, carries the epochs of both workers; one
-    of an old epoch is refused with FAILED_PRECONDITION (an answer: not believed). All calls are idempotent for the same handoff_id,
-    which belongs to the life of the prefill worker that reserved it: from any other they are refused and change nothing.
+    """The decode side of the hand-off. Every message, and every answer, carries the epochs of both workers; one of an old epoch is
+    refused with FAILED_PRECONDITION (an answer: not believed). All calls are idempotent for the same handoff_id, which belongs to
+    the life of the prefill worker that reserved it: from any other they are refused and change nothing. Callers must prove that
+    they are of the cluster where it has a secret, or certificates (docs/security.md).
     """
 
     @staticmethod

@@ -111,9 +111,10 @@ _HandoffRenewType = typing_extensions.TypeVar(
 )
 
 class HandoffStub(typing.Generic[_HandoffConnectType, _HandoffReserveType, _HandoffCommitType, _HandoffAbortType, _HandoffRenewType]):
-    """The decode side of the hand-off. Trusted network only. Every message, and every answer, carries the epochs of both workers; one
-    of an old epoch is refused with FAILED_PRECONDITION (an answer: not believed). All calls are idempotent for the same handoff_id,
-    which belongs to the life of the prefill worker that reserved it: from any other they are refused and change nothing.
+    """The decode side of the hand-off. Every message, and every answer, carries the epochs of both workers; one of an old epoch is
+    refused with FAILED_PRECONDITION (an answer: not believed). All calls are idempotent for the same handoff_id, which belongs to
+    the life of the prefill worker that reserved it: from any other they are refused and change nothing. Callers must prove that
+    they are of the cluster where it has a secret, or certificates (docs/security.md).
     """
 
     @typing.overload
@@ -203,9 +204,10 @@ HandoffAsyncStub: typing_extensions.TypeAlias = HandoffStub[
 ]
 
 class HandoffServicer(metaclass=abc.ABCMeta):
-    """The decode side of the hand-off. Trusted network only. Every message, and every answer, carries the epochs of both workers; one
-    of an old epoch is refused with FAILED_PRECONDITION (an answer: not believed). All calls are idempotent for the same handoff_id,
-    which belongs to the life of the prefill worker that reserved it: from any other they are refused and change nothing.
+    """The decode side of the hand-off. Every message, and every answer, carries the epochs of both workers; one of an old epoch is
+    refused with FAILED_PRECONDITION (an answer: not believed). All calls are idempotent for the same handoff_id, which belongs to
+    the life of the prefill worker that reserved it: from any other they are refused and change nothing. Callers must prove that
+    they are of the cluster where it has a secret, or certificates (docs/security.md).
     """
 
     @abc.abstractmethod

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class PrefillStub(object):
-    """A prefill worker's door. Trusted network only.
+    """A prefill worker's door.
+    Callers must prove that they are of the cluster where it has a secret, or certificates (docs/security.md).
     """
 
     def __init__(self, channel):
@@ -43,7 +44,8 @@ class PrefillStub(object):
 
 
 class PrefillServicer(object):
-    """A prefill worker's door. Trusted network only.
+    """A prefill worker's door.
+    Callers must prove that they are of the cluster where it has a secret, or certificates (docs/security.md).
     """
 
     def Run(self, request_iterator, context):
@@ -73,7 +75,8 @@ def add_PrefillServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Prefill(object):
-    """A prefill worker's door. Trusted network only.
+    """A prefill worker's door.
+    Callers must prove that they are of the cluster where it has a secret, or certificates (docs/security.md).
     """
 
     @staticmethod

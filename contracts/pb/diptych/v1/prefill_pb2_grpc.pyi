@@ -42,7 +42,9 @@ _PrefillRunType = typing_extensions.TypeVar(
 )
 
 class PrefillStub(typing.Generic[_PrefillRunType]):
-    """A prefill worker's door. Trusted network only."""
+    """A prefill worker's door.
+    Callers must prove that they are of the cluster where it has a secret, or certificates (docs/security.md).
+    """
 
     @typing.overload
     def __init__(self: PrefillStub[
@@ -75,7 +77,9 @@ PrefillAsyncStub: typing_extensions.TypeAlias = PrefillStub[
 ]
 
 class PrefillServicer(metaclass=abc.ABCMeta):
-    """A prefill worker's door. Trusted network only."""
+    """A prefill worker's door.
+    Callers must prove that they are of the cluster where it has a secret, or certificates (docs/security.md).
+    """
 
     @abc.abstractmethod
     def Run(
