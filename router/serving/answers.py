@@ -13,7 +13,7 @@ order, and nobody's next piece is made before the last one was taken. Does not k
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -21,6 +21,7 @@ from contracts.clock import Clock
 from contracts.request import FinishReason, TokenDelta
 from contracts.sampling import MAX_SEED
 from observability.metrics import RouterMetrics
+from observability.stages import StageTimes
 from router.exchange import Ask, Ending, Piece, Usage
 from router.serving.flow import Flow
 from router.serving.progress import Job, Progress
@@ -69,8 +70,7 @@ class Answer:
     def __init__(self, index: int, ask: Ask, progress: Progress, times: Times, making: Making) -> None:
         assert times.admitted is not None
         assert times.tokenised is not None
-        progress.stages = replace(
-            progress.stages,
+        progress.stages = StageTimes(
             admission_s=times.admitted - times.arrived,
             tokenise_s=times.tokenised - times.admitted,
         )
@@ -83,8 +83,8 @@ class Answer:
         text = making.tokenizer.text_stream(ask.skip_special_tokens, ask.marks)
         self._wording = Wording(text, ask.stop, ask.include_stop, ask.sampling.min_tokens)
 
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """Choose and run are the flow's; here its tokens become pieces."""
+    async def pieces(self, usage: Callable[[], Usage] | None = None) -> AsyncGenerator[Piece, None]:
+        """Choose and run are the flow's; here its tokens become pieces. `usage` is asked for the last of them, if it is there."""
         times, clock = self.times, self._making.clock
         async with aclosing(self._making.flow.deltas(self.progress)) as deltas:
             async for delta in deltas:
@@ -97,24 +97,23 @@ class Answer:
                 elif said.token_ids and times.last_given is not None:
                     self._making.metrics.tokens_delivered(now - times.last_given, len(said.token_ids))
                 times.last_given = now
-                piece = self._piece(said, delta, first)
+                ending = self._ending(delta, said)
+                piece = Piece(
+                    said.text,
+                    said.token_ids,
+                    said.logprobs,
+                    self.progress.job.prompt_token_ids if first else (),
+                    delta.prompt_logprobs,
+                    ending,
+                    self.index,
+                    usage() if usage is not None and ending is not None else None,
+                )
                 yield piece
                 if first:  # the front has written it when it asks for more
                     times.first_given = clock.now()
                     self.progress.stages = replace(self.progress.stages, emit_s=times.first_given - now)
-                if piece.ending is not None:
+                if ending is not None:
                     return
-
-    def _piece(self, said: Said, delta: TokenDelta, first: bool) -> Piece:
-        return Piece(
-            index=self.index,
-            text=said.text,
-            token_ids=said.token_ids,
-            logprobs=said.logprobs,
-            prompt_token_ids=self.progress.job.prompt_token_ids if first else (),
-            prompt_logprobs=delta.prompt_logprobs,
-            ending=self._ending(delta, said),
-        )
 
     def _ending(self, delta: TokenDelta, said: Said) -> Ending | None:
         if said.stop is None and delta.finish_reason is None:
@@ -170,15 +169,9 @@ class Answers:
     def _num_prompt_tokens(self) -> int:
         return sum(len(answer.progress.job.prompt_token_ids) for answer in self._firsts)
 
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
+    def pieces(self) -> AsyncGenerator[Piece, None]:
         """The pieces of all answers as they come; the last of them has the usage. Close it to cancel everything at once."""
-        num_running = len(self.all)
-        pieces = self._together() if len(self.all) > 1 else self.first.pieces()
-        async with aclosing(pieces):
-            async for piece in pieces:
-                if piece.ending is not None:
-                    num_running -= 1
-                yield replace(piece, usage=self.usage) if num_running == 0 else piece
+        return self._together() if len(self.all) > 1 else self.first.pieces(lambda: self.usage)
 
     async def _together(self) -> AsyncGenerator[Piece, None]:
         made: asyncio.Queue[_Made | Exception] = asyncio.Queue()
@@ -191,7 +184,7 @@ class Answers:
                     raise news
                 if news.piece.ending is not None:
                     num_running -= 1
-                yield news.piece
+                yield news.piece if num_running else replace(news.piece, usage=self.usage)
                 news.taken.set()
         finally:
             for task in tasks:

@@ -50,7 +50,14 @@ def test_each_sampling_field_is_bounded_and_named(field, value):
 
 
 @pytest.mark.parametrize(
-    ("prompt", "field"), [((), "prompt"), ((1,) * 8, "prompt"), ((1, 10), "prompt_token_ids"), ((1,) * 5, "max_tokens")]
+    ("prompt", "field"),
+    [
+        ((), "prompt"),
+        ((1,) * 8, "prompt"),
+        ((1, 10), "prompt_token_ids"),
+        ((3, -1), "prompt_token_ids"),
+        ((1,) * 5, "max_tokens"),
+    ],
 )
 def test_each_prompt_fault_is_named(prompt, field):
     with pytest.raises(InvalidRequest) as caught:
