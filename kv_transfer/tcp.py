@@ -3,7 +3,7 @@
     source: sendmsg gathers from the KV memory        target: recv_into scatters into the KV memory (`tcp_target.py`)
 
 A write is one frame and its acknowledgement (`tcp_wire.py`), in a thread, on a connection of its own that is kept for the
-next. Not encrypted: for a network where nobody listens (docs/security.md). Socket buffers are left to the kernel's
+next. Not encrypted, and not protected against who alters the wire (docs/security.md). Socket buffers are left to the kernel's
 auto-tuning, which goes further than SO_SNDBUF may without privileges. Does not know blocks or requests.
 """
 
@@ -13,6 +13,7 @@ import asyncio
 import socket
 import struct
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -48,8 +49,9 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on close, throw away what is not 
 class _Line:
     """One connection to a target, used by one thread at a time; `cut` may come from another."""
 
-    def __init__(self, host: str, port: int, stall_s: float, key: ProofKey | None) -> None:
-        self._stall_s = stall_s
+    def __init__(self, host: str, port: int, limits: TargetLimits, key: ProofKey | None) -> None:
+        self._stall_s = stall_s = limits.stall_s
+        self._old_at = time.monotonic() + limits.session_s / 2  # the target's patience, of which a write needs some
         self._socket = socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT_S)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -62,8 +64,10 @@ class _Line:
 
     @property
     def idle(self) -> bool:
-        """Whether it can carry a frame: the target says nothing unasked, so something to read means its end."""
-        return not wait_readable(self._socket, 0)
+        """Whether it can carry a frame: the target says nothing unasked, so something to read means its end. An old one is not
+        used any more: its session expires.
+        """
+        return time.monotonic() < self._old_at and not wait_readable(self._socket, 0)
 
     def carry(self, memory: memoryview, key: int, writes: Sequence[Write]) -> None:
         """One frame and its acknowledgement; TransferFailed when refused, OSError when the line is broken."""
@@ -113,11 +117,11 @@ class _Job:
 class _Target:
     """The lines to one address; methods run in threads unless said otherwise. `turns` and `users` belong to the event loop."""
 
-    def __init__(self, address: ConnectorAddress, stall_s: float, key: ProofKey | None) -> None:
+    def __init__(self, address: ConnectorAddress, limits: TargetLimits, key: ProofKey | None) -> None:
         self._key = key
         self._host, self._port = split_address(address)
         self._name = f"{KIND}:{address.address}"
-        self._stall_s = stall_s
+        self._limits = limits
         self._lock = threading.Lock()
         self._idle: list[_Line] = []
         self.turns = asyncio.Semaphore(_PER_TARGET)
@@ -171,7 +175,7 @@ class _Target:
                 return line
             line.close()
         try:
-            return _Line(self._host, self._port, self._stall_s, self._key)
+            return _Line(self._host, self._port, self._limits, self._key)
         except OSError as error:
             raise TransferFailed(f"{self._name}: {error}") from error
 
@@ -274,7 +278,7 @@ class TcpConnector:
         self._exposed()
         if address not in self._reached:
             self._forget_ended()
-            self._reached[address] = _Target(address, self._limits.stall_s, self._key)
+            self._reached[address] = _Target(address, self._limits, self._key)
         target = self._reached[address]
         target.users += 1
         try:

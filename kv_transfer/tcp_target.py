@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from dataclasses import dataclass
 
 from contracts.errors import TransferFailed
@@ -40,7 +41,8 @@ _PIECE_BYTES = 1 << 20  # received at a time inside a window
 
 @dataclass(frozen=True, slots=True)
 class TargetLimits:
-    """What a source may cost. `stall_s` is the longest silence within a frame, and the time for a header.
+    """What a source may cost. `stall_s` is the longest silence within a frame, and the time for a header. A session is good for
+    `session_s`: a frame that begins later is not read. Sources take a new connection, with new proofs, after half of it.
 
     Who has not introduced itself, and proven itself where that is asked for, has `hello_s` for it; of such there are at most
     `max_strangers`, the oldest of whom makes room for the next.
@@ -50,6 +52,7 @@ class TargetLimits:
     max_strangers: int = 32
     stall_s: float = 10.0
     hello_s: float = 2.0
+    session_s: float = 3600.0
 
 
 class TcpTarget:
@@ -130,8 +133,8 @@ class TcpTarget:
             meet(connection, self._key, min(self._limits.hello_s, self._limits.stall_s))
             with self._lock:
                 self._strangers.pop(connection, None)
-            # Nothing to peek at is an orderly end between two frames.
-            while wait_readable(connection, None) and connection.recv(1, socket.MSG_PEEK):
+            expires_at = time.monotonic() + self._limits.session_s
+            while _frame_begins(connection, expires_at):
                 header = unpack_header(
                     receive_exactly(connection, HEADER_BYTES, self._limits.stall_s), len(self._memory)
                 )
@@ -209,6 +212,14 @@ class TcpTarget:
     def _await_bytes(self, connection: socket.socket) -> None:
         if not wait_readable(connection, self._limits.stall_s):
             raise BadFrame(f"no byte for {self._limits.stall_s:g} s within a write")
+
+
+def _frame_begins(connection: socket.socket, expires_at: float) -> bool:
+    """Wait for the next frame; whether one comes before the session expires. Nothing to peek at is an orderly end between two."""
+    left_s = expires_at - time.monotonic()
+    if left_s <= 0 or not wait_readable(connection, left_s):
+        return False
+    return time.monotonic() < expires_at and bool(connection.recv(1, socket.MSG_PEEK))
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -6,6 +6,8 @@ import resource
 import socket
 import threading
 import time
+from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -202,6 +204,42 @@ def test_a_session_that_was_heard_is_worth_nothing_again(tcp):
         assert len(receive_exactly(sock, PROOF_BYTES, 2)) == PROOF_BYTES
     with stranger(tcp, HELLO_PROVEN + bytes(heard)) as sock:
         assert over(sock) < 0.5, "at once"
+
+
+def test_a_session_that_has_expired_carries_nothing():
+    """Both have proven themselves, and the window is open."""
+    with SharedRegion(SIZE) as region:
+        windows = WindowTable()
+        target = TcpTarget(region.buffer, windows, ("127.0.0.1", 0), (replace(QUICK, session_s=0.0), KEY))
+        key = windows.open((ByteRange(0, 8),))
+        with socket.create_connection(("127.0.0.1", target.port), timeout=5) as sock:
+            greet(sock, KEY, 2.0)
+            with suppress(ConnectionError):
+                sock.sendall(pack_write(key, [ByteRange(0, 8)]) + b"too late")
+            assert over(sock) < 1.0
+        target.close()
+        assert not any(region.buffer)
+        windows.close_all()
+
+
+def test_a_session_expires_while_nothing_is_said():
+    with SharedRegion(SIZE) as region:
+        target = TcpTarget(region.buffer, WindowTable(), ("127.0.0.1", 0), (replace(QUICK, session_s=0.2), KEY))
+        with socket.create_connection(("127.0.0.1", target.port), timeout=5) as sock:
+            greet(sock, KEY, 2.0)
+            assert 0.1 < over(sock) < 1.5
+        target.close()
+
+
+@pytest.mark.parametrize(("session_s", "sessions"), [(3600.0, 1), (0.0, 3)])
+async def test_a_source_takes_a_new_session_before_the_old_one_expires(monkeypatch, session_s, sessions):
+    async with Pair("tcp", SECRET, SECRET) as pair:
+        greeted = []
+        monkeypatch.setattr("kv_transfer.tcp.greet", lambda *line: greeted.append(greet(*line)))
+        pair.source._limits = replace(QUICK, session_s=session_s)
+        for _ in range(3):
+            await pair.write()
+        assert len(greeted) == sessions
 
 
 def test_who_does_not_introduce_himself_is_soon_gone_and_many_make_room(tcp):
