@@ -6,8 +6,9 @@
     THERE           words come as messages; a look heals what was missed; who does not speak within ttl_s is lost
 
 Clocks of different machines are never compared: how old a word is follows from its lease in Redis, how long ago it was heard
-from this router's clock. What is damaged in Redis, or does not fit, costs a line in the log and a count (`num_refused`).
-Does not know requests, policies or connections.
+from this router's clock, how long it is believed from its lease again: workers and routers need not be told the same. What is
+damaged in Redis, or does not fit, costs a line in the log and a count (`num_refused`). Does not know requests, policies or
+connections.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ log = get_logger(__name__)
 _LOOK_TTLS = 0.2
 _LOOK_TIMEOUT_TTLS = 0.4
 _GRUMBLE_S = 10.0
+_LONGEST_TTL_S = 3600.0
 
 
 class Lookout:
@@ -138,13 +140,15 @@ class Lookout:
             return
         if left_ms < 0 or not ttl_ms.isdigit():
             raise InvalidRequest("lease", worker_id, "must have an end")
-        age_s = max(0, int(ttl_ms) - left_ms) / 1e3
-        if age_s > self._config.ttl_s or self._table.touch(ref, age_s):
+        age_s, ttl_s = max(0, int(ttl_ms) - left_ms) / 1e3, int(ttl_ms) / 1e3
+        if not 0 < ttl_s <= _LONGEST_TTL_S:
+            raise InvalidRequest("lease.ttl", ttl_ms, f"must be above 0 and at most {_LONGEST_TTL_S:g} s")
+        if age_s > ttl_s or self._table.touch(ref, age_s, ttl_s):
             return
         info, load = wire.word_from_bytes(word)
         if info.ref != ref:
             raise InvalidRequest("lease", worker_id, "is not of the worker whose word it has")
-        self._table.announce(info, load, age_s, judged=True)
+        self._table.announce(info, load, age_s, judged=True, ttl_s=ttl_s)
 
     def _take(self, message: Message) -> None:
         try:

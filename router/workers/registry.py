@@ -33,12 +33,15 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A known worker, and when (on the router's clock) it last said so."""
+    """A known worker, and when (on the router's clock) it last said so; believed for `ttl_s`, if its lease says another time
+    than the router's configuration.
+    """
 
     info: WorkerInfo
     load: WorkerLoad
     heard_at: float
     suspect: bool = False
+    ttl_s: float | None = None
 
 
 class Registry(Protocol):

@@ -110,10 +110,19 @@ class WorkerTable:
         self._last_known: dict[WorkerKind, float] = {}  # when a worker of the pool went away
         self._listeners: list[Callable[[Change], None]] = []
 
-    def announce(self, info: WorkerInfo, load: WorkerLoad, age_s: float | None = None, *, judged: bool = False) -> None:
+    def announce(
+        self,
+        info: WorkerInfo,
+        load: WorkerLoad,
+        age_s: float | None = None,
+        *,
+        judged: bool = False,
+        ttl_s: float | None = None,
+    ) -> None:
         """Take a word that was heard now, or looked up and `age_s` old: that acquits no suspect, who may have died since.
 
-        `judged`: the registry itself has said whose the id is.
+        `judged`: the registry itself has said whose the id is. `ttl_s`: for how long its lease says that it is believed; None
+        is what was known of this life, or the configuration's.
 
         Raises StaleEpoch, LayoutMismatch, WorkerIdTaken when another worker that is alive goes by this id, or Overloaded when
         there are too many.
@@ -137,21 +146,23 @@ class WorkerTable:
         suspect = info.ref in self._strangers or (age_s is not None and info.ref in self._suspected_at)
         if not suspect:
             self._suspected_at.pop(info.ref, None)
-        self._workers[info.ref.worker_id] = Worker(info, load, heard_at, suspect)
+        if ttl_s is None and known is not None and known.info == info:
+            ttl_s = known.ttl_s
+        self._workers[info.ref.worker_id] = Worker(info, load, heard_at, suspect, ttl_s)
         if known is not None and known.info != info:
             _tell(self._listeners, ChangeKind.LOST, known.info)
         if known is None or known.info != info:
             self._tombstones.remove(info.ref.worker_id)
             _tell(self._listeners, ChangeKind.JOINED, info)
 
-    def touch(self, ref: WorkerRef, age_s: float) -> bool:
-        """Whether this life is known; then its word was looked up, is `age_s` old, and needs not be read."""
+    def touch(self, ref: WorkerRef, age_s: float, ttl_s: float | None = None) -> bool:
+        """Whether this life is known; then its word was looked up, is `age_s` old of `ttl_s`, and needs not be read."""
         known = self._fresh(ref.worker_id)
         if known is None or known.info.ref != ref:
             return False
-        heard_at = self._time.now() - age_s
-        if heard_at > known.heard_at:
-            self._workers[ref.worker_id] = replace(known, heard_at=heard_at)
+        heard_at = max(known.heard_at, self._time.now() - age_s)
+        if (heard_at, ttl_s) != (known.heard_at, known.ttl_s):
+            self._workers[ref.worker_id] = replace(known, heard_at=heard_at, ttl_s=ttl_s)
         return True
 
     def leave(self, ref: WorkerRef, kind: ChangeKind = ChangeKind.LEFT) -> None:
@@ -162,18 +173,22 @@ class WorkerTable:
 
     def workers(self, kind: WorkerKind | None = None) -> tuple[Worker, ...]:
         """All whose word is fresh, whatever their state."""
-        oldest = self._time.now() - self._config.ttl_s
+        now, config = self._time.now(), self._config
         return tuple(
-            w for w in self._workers.values() if w.heard_at >= oldest and (kind is None or w.info.kind is kind)
+            w
+            for w in self._workers.values()
+            if w.heard_at >= now - _ttl_s(w, config) and (kind is None or w.info.kind is kind)
         )
 
     def ready(self, kind: WorkerKind) -> tuple[Worker, ...]:
         """Those that take work."""
-        oldest = self._time.now() - self._config.quiet_s
+        now, config = self._time.now(), self._config
         return tuple(
             w
             for w in self.workers(kind)
-            if w.load.state is WorkerState.READY and w.heard_at >= oldest and not w.suspect
+            if w.load.state is WorkerState.READY
+            and w.heard_at >= now - config.quiet * _ttl_s(w, config)
+            and not w.suspect
         )
 
     def absent_s(self, kind: WorkerKind) -> float:
@@ -208,7 +223,7 @@ class WorkerTable:
         """Forget those whose word is no longer fresh."""
         now = self._time.now()
         for worker in list(self._workers.values()):
-            if worker.heard_at < now - self._config.ttl_s:
+            if worker.heard_at < now - _ttl_s(worker, self._config):
                 self._forget(worker, ChangeKind.LOST)
         self._tombstones.expire()
 
@@ -224,7 +239,7 @@ class WorkerTable:
             return
         now = self._clock.now()
         for worker_id, worker in self._workers.items():
-            was_quiet = worker.heard_at < held_at - self._config.quiet_s
+            was_quiet = worker.heard_at < held_at - self._config.quiet * _ttl_s(worker, self._config)
             heard_at = worker.heard_at + now - held_at if was_quiet else now
             self._workers[worker_id] = replace(worker, heard_at=heard_at)
 
@@ -235,7 +250,7 @@ class WorkerTable:
     def _fresh(self, worker_id: str) -> Worker | None:
         """That worker, forgotten if its word is no longer fresh."""
         known = self._workers.get(worker_id)
-        if known is not None and known.heard_at < self._time.now() - self._config.ttl_s:
+        if known is not None and known.heard_at < self._time.now() - _ttl_s(known, self._config):
             self._forget(known, ChangeKind.LOST)
             return None
         return known
@@ -249,6 +264,10 @@ class WorkerTable:
         if kind is ChangeKind.LEFT:
             self._tombstones.put(ref)
         _tell(self._listeners, kind, worker.info)
+
+
+def _ttl_s(worker: Worker, config: RegistryConfig) -> float:
+    return config.ttl_s if worker.ttl_s is None else worker.ttl_s
 
 
 def _check_known(known: Worker, info: WorkerInfo, *, judged: bool) -> None:

@@ -15,7 +15,8 @@ from contracts.errors import LayoutMismatch, StaleEpoch, Unavailable, WorkerIdTa
 from contracts.kv_layout import KVLayout
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef, WorkerState
 from registry import keys
-from registry.config import RedisConfig, parse_redis_url
+from registry.client import RedisRegistryClient
+from registry.config import LeaseConfig, RedisConfig, parse_redis_url
 from registry.link import RedisLink
 from router.config import RegistryConfig
 from router.workers.embedded_registry import EmbeddedRegistry
@@ -276,6 +277,24 @@ async def test_the_last_of_an_old_layout_makes_way_for_a_new_one(kept):
     await registry.leave(WorkerRef("a", 1))
     await registry.announce(info("b", layout=replace(LAYOUT, model="m2")), WorkerLoad())
     assert [w.info.layout.model for w in registry.workers()] == ["m2"]
+
+
+async def test_a_lease_says_itself_for_how_long_it_is_believed(redis_process):
+    clock = AgeingClock()
+    async with redis_registry(redis_process, clock) as registry:
+        for worker_id, ttl_s in (("short", 2.0), ("long", 4 * TTL_S)):
+            client = RedisRegistryClient(clock.link, LeaseConfig(ttl_s))
+            await client.announce(info(worker_id), WorkerLoad())
+        await clock.advance(1.2)  # a look
+        assert len(registry.workers()) == 2
+        await clock.advance(1.2)
+        assert {w.info.ref.worker_id for w in registry.workers()} == {"long"}
+        await clock.advance(1.8 * TTL_S)
+        registry.expire()
+        assert len(registry.ready(WorkerKind.DECODE)) == 1
+        await clock.advance(1.8 * TTL_S)
+        registry.expire()
+        assert registry.workers() == ()
 
 
 async def test_thirty_seconds_without_redis_lose_nobody_let_newcomers_in_and_end_by_themselves(redis_process):
