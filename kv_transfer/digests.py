@@ -6,8 +6,8 @@
 
 Both sides choose the same blocks from the same facts. The choice differs from hand-off to hand-off, so that no position stays
 unseen, and a hand-off that is tried again is looked at elsewhere. The last block is always chosen: it is the one written last.
-A block is digested whole, because it travels whole. A digest is XXH3-128: memory speed; it finds accidents, not forgers, and
-whoever could forge bytes here could forge tickets.
+A block is digested whole, because it travels whole. A digest is XXH3-128: memory speed; it finds accidents, not forgers
+(docs/security.md says what keeps those out).
 
 Does not know tickets, windows or states.
 """
