@@ -21,6 +21,7 @@ import grpc
 from contracts.clock import MonotonicClock
 from contracts.kv_layout import KVLayout
 from contracts.pb.diptych.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, types_pb2
+from contracts.sampling import MAX_LOGPROBS
 from contracts.wire_handoff import worker_ref_to_pb
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
 from rpc.announce import Announcer, GrpcRegistryClient
@@ -30,6 +31,7 @@ HOST = "127.0.0.1"
 LAYOUT = KVLayout("fake", "bfloat16", num_layers=1, num_kv_heads=1, head_size=64, block_size=16)
 NUM_BLOCKS = 1_000_000  # tokens are not kept, so there is always room
 MAX_MODEL_LEN = 1_000_000
+_AT_ONCE = 512
 FAKE_PREFILL = "fake-prefill"
 FAKE_EPOCH = 1
 _OPTIONS = [
@@ -81,6 +83,7 @@ class _Prefill(prefill_pb2_grpc.PrefillServicer):
         self._config = config
         self._ref = worker_ref_to_pb(ref)
         self._handoffs = handoffs
+        self._weights: dict[int, list[types_pb2.TokenLogprob]] = {}
 
     async def Run(
         self, request_iterator: AsyncIterator[prefill_pb2.PrefillCommand], context: _PrefillContext
@@ -97,6 +100,13 @@ class _Prefill(prefill_pb2_grpc.PrefillServicer):
             finish_reason=types_pb2.FINISH_REASON_LENGTH if ends else types_pb2.FINISH_REASON_UNSPECIFIED,
             stages=types_pb2.StageTimes(),
         )
+        if run.request.sampling.HasField("prompt_logprobs"):
+            entries = self._weighed(len(run.request.prompt_token_ids))
+            for at in range(0, len(entries), _AT_ONCE):  # the decode worker of this process has its steps to make
+                tokens.prompt_logprobs.extend(entries[at : at + _AT_ONCE])
+                await asyncio.sleep(0)
+        if run.request.sampling.HasField("logprobs"):
+            tokens.logprobs.extend(self._weighed(2)[1:])
         yield prefill_pb2.PrefillEvent(prefill=self._ref, tokens=tokens)
         if ends:
             return
@@ -106,6 +116,14 @@ class _Prefill(prefill_pb2_grpc.PrefillServicer):
             handoff_id=target, stats=types_pb2.HandoffStats(connector="local"), stages=types_pb2.StageTimes()
         )
         yield prefill_pb2.PrefillEvent(prefill=self._ref, handed_off=done)
+
+    def _weighed(self, num_tokens: int) -> list[types_pb2.TokenLogprob]:
+        """Of a prompt whose every token has the same alternatives; made once for each length, for it takes its time."""
+        if num_tokens not in self._weights:
+            top = [types_pb2.TokenProbability(token_id=300 + i, logprob=-0.5 * i) for i in range(MAX_LOGPROBS)]
+            entry = types_pb2.TokenLogprob(token_id=299, logprob=-12.5, rank=30, top=top)
+            self._weights[num_tokens] = [types_pb2.TokenLogprob(), *[entry] * (num_tokens - 1)]
+        return self._weights[num_tokens]
 
 
 class _Decode(decode_pb2_grpc.DecodeServicer):

@@ -11,8 +11,9 @@ Does not know services or messages.
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -91,7 +92,13 @@ class Http2Connection(asyncio.Protocol):
         self._rest = data[at:]
 
     def call(
-        self, path: str, message: bytes, *, more: bool = False, on_data: Callable[[Stream], None] | None = None
+        self,
+        path: str,
+        message: bytes,
+        *,
+        metadata: Sequence[tuple[str, str]] = (),
+        more: bool = False,
+        on_data: Callable[[Stream], None] | None = None,
     ) -> Stream:
         """Send one message to a method; `more` leaves our side of the stream open, until `reset`."""
         assert self._transport is not None, "not connected"
@@ -109,6 +116,7 @@ class Http2Connection(asyncio.Protocol):
                 (":authority", self._authority),
                 ("content-type", "application/grpc"),
                 ("te", "trailers"),
+                *metadata,
             )
         )
         body = b"\x00" + len(message).to_bytes(4, "big") + message
@@ -147,10 +155,10 @@ class Http2Connection(asyncio.Protocol):
         self._transport.write(data)
 
 
-async def connect(host: str, port: int) -> Http2Connection:
+async def connect(host: str, port: int, tls: ssl.SSLContext | None = None) -> Http2Connection:
     """A connection that calls can be made on. Raises OSError."""
     loop = asyncio.get_running_loop()
-    _, connection = await loop.create_connection(lambda: Http2Connection(f"{host}:{port}"), host, port)
+    _, connection = await loop.create_connection(lambda: Http2Connection(f"{host}:{port}"), host, port, ssl=tls)
     return connection
 
 

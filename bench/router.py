@@ -6,8 +6,9 @@
     carries     256 streams at three times the rate of the bar: tokens/s, and per CPU second of the router, SSE and gRPC
     paced       the same streams at that rate: tokens per message, gaps, the router's share of its core
     first token 200 requests/s at random times: through the router against the prefill worker asked directly, in turns
-    memory      its resident memory while many short requests come and go
+    memory      its resident memory while many short requests come and go: no two alike, some refused, some left in the middle
     long        streams at an ordinary pace, alone and while prompts of 32k tokens are tokenised: the gaps between their tokens
+    shapes, crowds: see bench.router_shapes
 
 Workers and clients share the other core. Tokens per CPU second of the router do not depend on what they take of it, nor on
 other work on the machine. Does not know how a router works.
@@ -25,7 +26,16 @@ from bench.load import LoadFailed
 from bench.progress import Say
 from bench.report import Measure, Report, Verdict, measure
 from bench.router_cluster import Routed, RoutedConfig, routed
-from bench.router_load import Door, RouterAnswer, RouterPlan, RunningLoad, run_router_load
+from bench.router_load import Door, RouterPlan, RunningLoad, run_router_load
+from bench.router_requests import Manner
+from bench.router_shapes import (
+    ShapesConfig,
+    ShapesFound,
+    gaps,
+    measure_crowds,
+    measure_shapes,
+    shapes_measures,
+)
 from bench.stats import percentile, spread
 
 TOKENS_BAR = 15_000.0  # per second
@@ -34,7 +44,7 @@ TTFT_P50_BAR_MS = 2.0
 TTFT_P99_BAR_MS = 10.0
 MEMORY_BAR_PERCENT = 2.0  # growth from 20 % of the requests to all: noise of the allocator
 LONG_GAP_BAR_MS = 20.0  # added to the 99th percentile of gaps
-PARTS = ("carries", "paced", "ttft", "memory", "long")
+PARTS = ("carries", "paced", "ttft", "memory", "long", "shapes", "crowds")
 _DOORS = (Door.SSE, Door.GRPC)
 _LONG_EDGE_S = 1.0  # of the streams, before and after the long prompts
 _WORDS = "the house on the hill was old and nobody had lived there for many years before we came to see it "
@@ -62,6 +72,20 @@ class RouterBenchConfig:
         """The same in about a minute."""
         return replace(self, rounds=1, carried_s=3.0, ttft_s=4.0, memory_requests=5_000, long_s=5.0)
 
+    @property
+    def shapes(self) -> ShapesConfig:
+        """Those of `bench.router_shapes`."""
+        return ShapesConfig(
+            rounds=self.rounds,
+            rate=self.ttft_rate,
+            shapes_s=self.ttft_s,
+            step_s=self.step_s,
+            streams=self.long_streams,
+            crowds_s=self.long_s,
+            short=prompt_of(200),
+            long=prompt_of(self.long_tokens),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Carried:
@@ -86,6 +110,7 @@ class Found:
     gaps: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     long_per_s: list[float] = field(default_factory=list)
     long_ttft_s: list[float] = field(default_factory=list)
+    shapes: ShapesFound = field(default_factory=ShapesFound)
 
 
 def prompt_of(num_words: int) -> str:
@@ -103,6 +128,8 @@ def run_router(model: Path, config: RouterBenchConfig, say: Say, parts: Sequence
         "ttft": measure_ttft,
         "memory": measure_memory,
         "long": measure_long,
+        "shapes": lambda model, config, found, say: measure_shapes(model, config.shapes, found.shapes, say),
+        "crowds": lambda model, config, found, say: measure_crowds(model, config.shapes, found.shapes, say),
     }
     for name in parts or PARTS:
         every[name](model, config, found, say)
@@ -149,11 +176,6 @@ def carried(router: Routed, door: Door, config: RouterBenchConfig, length: int) 
     )
 
 
-def gaps(answers: Sequence[RouterAnswer]) -> list[float]:
-    """Seconds between what came and what came before it, of all answers, in no order."""
-    return [b - a for answer in answers for a, b in zip(answer.arrivals_s, answer.arrivals_s[1:], strict=False)]
-
-
 def measure_ttft(model: Path, config: RouterBenchConfig, found: Found, say: Say) -> None:
     """What the router adds to the first token, at the rate of the bar."""
     with routed(model, RoutedConfig(step_s=config.step_s)) as router:
@@ -186,7 +208,9 @@ def measure_memory(model: Path, config: RouterBenchConfig, found: Found, say: Sa
     with routed(model, RoutedConfig()) as router:
         for look in range(config.memory_looks):
             for door in _DOORS:
-                run_router_load(RouterPlan(door, HOST, router.port(door), prompt_of(20), 2, each, 32))
+                first = look * each  # of numbers that make each request another
+                plan = RouterPlan(door, HOST, router.port(door), f"{look} {prompt_of(20)}", 2, each, 32)
+                run_router_load(replace(plan, manner=Manner(varied=True, first=first)))
             found.rss_bytes.append(router.rss_bytes())
             say(f"memory: {(look + 1) * each * len(_DOORS)} requests, {found.rss_bytes[-1] / 2**20:.1f} MiB")
 
@@ -254,6 +278,7 @@ def router_report(found: Found, config: RouterBenchConfig) -> Report:
         _add_memory(found, measures, verdicts, config)
     if found.gaps:
         _add_long(found, measures, verdicts)
+    measures += shapes_measures(found.shapes)
     return Report(
         name="router",
         title="What one router process carries on one core",
@@ -263,8 +288,9 @@ def router_report(found: Found, config: RouterBenchConfig) -> Report:
         f"{TOKENS_BAR:,.0f}/s. TTFT: "
         f"{config.ttft_rate:g} requests/s at random times, 200-word prompts; added is the percentile through the router minus "
         f"that of asking the prefill worker directly. Memory: {config.memory_requests:,} requests of 2 tokens, half over each "
-        f"door. Long: {config.long_streams} SSE streams at {1 / config.step_s:g} tokens/s, with {config.long_at_once} prompts of "
-        f"{config.long_tokens:,} tokens in flight.",
+        f"door, no two alike; over HTTP one of 16 is refused and one is left in the middle. Long: {config.long_streams} SSE "
+        f"streams at {1 / config.step_s:g} tokens/s, with {config.long_at_once} prompts of {config.long_tokens:,} tokens in "
+        f"flight. Shapes and crowds: as TTFT and long, with other requests, the long ones one after the other.",
         measures=tuple(measures),
         verdicts=tuple(verdicts),
         notes=(

@@ -27,6 +27,9 @@ from bench.cluster import HOST, ClusterDidNotStart, free_ports, stop_child
 from bench.fake_workers import FAKE_EPOCH, FAKE_PREFILL
 from bench.load import LoadFailed
 from bench.router_load import Door, RouterPlan, carry_out
+from bench.router_requests import PLAIN, Manner
+from router.keys import hash_of, new_key
+from rpc.authority import CA_FILE, CERT_FILE, KEY_FILE, Authority, Period, write_identity
 
 SERVED_NAME = "bench"
 START_TIMEOUT_S = 30.0
@@ -37,10 +40,11 @@ _FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "
 
 @dataclass(frozen=True, slots=True)
 class RoutedConfig:
-    """`step_s` is the fake decode worker's step, 0 for as fast as the router reads."""
+    """`step_s` is the fake decode worker's step, 0 for as fast as the router reads. `secured`: users need a key, over TLS."""
 
     step_s: float = 0.0
     max_running: int = 512
+    secured: bool = False
     router_flags: tuple[str, ...] = ()
 
 
@@ -53,6 +57,7 @@ class Routed:
     prefill_port: int
     prefill_ref: tuple[str, int]
     pid: int
+    manner: Manner  # in which it must be asked
 
     def port(self, door: Door) -> int:
         """Where requests of this door go."""
@@ -83,7 +88,7 @@ def control_plane_files(model: Path, folder: Path) -> Path:
 @contextmanager
 def routed(model: Path, config: RoutedConfig) -> Iterator[Routed]:
     """A router for the tokenizer in the model directory `model`, and workers that answer at once. ClusterDidNotStart."""
-    http, grpc_port, prefill = free_ports(3)
+    http, grpc_port, prefill, for_workers = free_ports(4)
     cores = available_cores()
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as log, ExitStack() as running:
         files = control_plane_files(model, Path(folder) / SERVED_NAME)
@@ -91,7 +96,10 @@ def routed(model: Path, config: RoutedConfig) -> Iterator[Routed]:
         router = ["-m", "cli", "router", *exit_with, "--model", str(files), "--served-name", SERVED_NAME]
         router += ["--http-port", str(http), "--grpc-port", str(grpc_port), "--canary-interval", "0"]
         router += ["--disaggregate", "always", "--max-running", str(config.max_running), *config.router_flags]
-        fakes = ["-m", "bench", "fake-workers", *exit_with, "--router", f"{HOST}:{grpc_port}"]
+        router += ["--worker-port", str(for_workers)]
+        manner, flags = _secured(Path(folder)) if config.secured else (PLAIN, [])
+        router += flags
+        fakes = ["-m", "bench", "fake-workers", *exit_with, "--router", f"{HOST}:{for_workers}"]
         fakes += ["--served-name", SERVED_NAME, "--step", str(config.step_s), "--prefill-port", str(prefill)]
         children = []
         for arguments, core in ((router, cores[:1]), (fakes, cores[1:] or cores)):
@@ -100,7 +108,7 @@ def routed(model: Path, config: RoutedConfig) -> Iterator[Routed]:
                 child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
             running.callback(stop_child, child)
             children.append(child)
-        served = Routed(http, grpc_port, prefill, (FAKE_PREFILL, FAKE_EPOCH), children[0].pid)
+        served = Routed(http, grpc_port, prefill, (FAKE_PREFILL, FAKE_EPOCH), children[0].pid, manner)
         try:
             _wait_answers(served, children)
         except ClusterDidNotStart as error:
@@ -108,6 +116,17 @@ def routed(model: Path, config: RoutedConfig) -> Iterator[Routed]:
             raise ClusterDidNotStart(f"{error}; {log.read()[-2000:].decode('utf-8', 'replace')}") from error
         with on_cores(cores[1:] or cores):  # and with this process its load clients
             yield served
+
+
+def _secured(folder: Path) -> tuple[Manner, list[str]]:
+    """A key and a certificate, in `folder`: how to ask with them, and the router's flags."""
+    authority, day = Authority.new("bench", Period.of_days(1)), Period.of_days(1)
+    write_identity(folder, authority, authority.issue((HOST, "localhost"), day))
+    key = new_key()
+    keys = folder / "keys.json"
+    keys.write_bytes(msgspec.json.encode({"keys": [{"name": "bench", "hash": hash_of(key)}]}))
+    shown = ["--tls-user-cert", str(folder / CERT_FILE), "--tls-user-key", str(folder / KEY_FILE)]
+    return Manner(api_key=key, ca=str(folder / CA_FILE)), ["--api-keys", str(keys), *shown]
 
 
 def available_cores() -> list[int]:
@@ -132,7 +151,7 @@ def on_cores(cores: Sequence[int]) -> Iterator[None]:
 def _wait_answers(routed_: Routed, children: Sequence[subprocess.Popen[bytes]]) -> None:
     """Return when a request over the hand-off has been answered."""
     give_up = time.monotonic() + START_TIMEOUT_S
-    plan = RouterPlan(Door.GRPC, HOST, routed_.grpc_port, "one two three", 3, 1, 1)
+    plan = RouterPlan(Door.GRPC, HOST, routed_.grpc_port, "one two three", 3, 1, 1, manner=routed_.manner)
     last = "no answer"
     while time.monotonic() < give_up:
         if any(child.poll() is not None for child in children):

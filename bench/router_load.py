@@ -10,6 +10,7 @@ adds is the difference. Bytes are kept and understood when all have come. Does n
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import subprocess
 import sys
@@ -25,12 +26,14 @@ import msgspec
 
 from bench.http2 import Http2Connection, Stream, connect
 from bench.load import LoadFailed, SseEvent
+from bench.router_requests import PLAIN, Asked, Manner, grpc_messages, http_requests, metadata
 from contracts.pb.diptych.v1 import inference_pb2, prefill_pb2, types_pb2
 
 _GENERATE = "/diptych.v1.Inference/Generate"
 _RUN = "/diptych.v1.Prefill/Run"
 _CONNECTIONS = 8  # that gRPC's streams share
 _DEADLINE_S = 240.0
+_EVENT = b"data: "
 _CHUNKED_END = b"0\r\n\r\n"
 
 
@@ -44,7 +47,7 @@ class Door(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RouterPlan:
-    """`num_requests` times the same prompt (`text`), each answered with `max_tokens`, to host:port.
+    """`num_requests` times the prompt `text` in one manner, each answered with `max_tokens`, to host:port.
 
     `rate` is requests per second, None for a closed loop, which sends nothing new after `stop_after_s`. DIRECT needs the
     worker's `ref` (id, epoch).
@@ -61,6 +64,12 @@ class RouterPlan:
     stop_after_s: float | None = None
     ref: tuple[str, int] = ("", 0)
     seed: int = 0
+    manner: Manner = PLAIN
+
+    @property
+    def asked(self) -> Asked:
+        """What all its requests have."""
+        return Asked(self.host, self.text, self.max_tokens, self.manner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,22 +178,25 @@ async def _asker(plan: RouterPlan) -> AsyncIterator[Ask]:
         yield doors.ask
         doors.close()
         return
-    connections = [await connect(plan.host, plan.port) for _ in range(_CONNECTIONS)]
-    turn = iter(range(plan.num_requests))
-    ask = _ask_direct if plan.door is Door.DIRECT else _ask_grpc
-    message = _run_message(plan) if plan.door is Door.DIRECT else _generate_message(plan)
-    yield lambda: ask(connections[next(turn) % _CONNECTIONS], message, plan)
+    tls = None if plan.door is Door.DIRECT else plan.manner.context("h2")
+    connections = [await connect(plan.host, plan.port, tls) for _ in range(_CONNECTIONS)]
+    turn = itertools.count(plan.manner.first)
+    direct, messages = _run_message(plan), grpc_messages(plan.asked)
+
+    def ask() -> Awaitable[RouterAnswer]:
+        number = next(turn)
+        connection = connections[number % _CONNECTIONS]
+        if plan.door is Door.DIRECT:
+            return _ask_direct(connection, direct)
+        stream = connection.call(_GENERATE, messages(number), metadata=metadata(plan.asked, number))
+        return _ask_grpc(stream, plan)
+
+    yield ask
     for connection in connections:
         connection.close()
 
 
-def _generate_message(plan: RouterPlan) -> bytes:
-    sampling = types_pb2.SamplingParams(temperature=0.0, max_tokens=plan.max_tokens, ignore_eos=True)
-    return inference_pb2.GenerateRequest(text=plan.text, sampling=sampling).SerializeToString()
-
-
-async def _ask_grpc(connection: Http2Connection, message: bytes, plan: RouterPlan) -> RouterAnswer:
-    stream = connection.call(_GENERATE, message)
+async def _ask_grpc(stream: Stream, plan: RouterPlan) -> RouterAnswer:
     await stream.ended
     pieces = [inference_pb2.GenerateResponse.FromString(raw) for raw in stream.messages()]
     if not pieces or not pieces[-1].HasField("usage"):
@@ -205,8 +217,7 @@ def _run_message(plan: RouterPlan) -> bytes:
     return prefill_pb2.PrefillCommand(prefill=ref, run=run).SerializeToString()
 
 
-async def _ask_direct(connection: Http2Connection, message: bytes, plan: RouterPlan) -> RouterAnswer:
-    del plan
+async def _ask_direct(connection: Http2Connection, message: bytes) -> RouterAnswer:
     stream = connection.call(_RUN, message)
     await stream.ended
     events = [prefill_pb2.PrefillEvent.FromString(raw) for raw in stream.messages()]
@@ -227,23 +238,21 @@ class _SseDoors:
     def __init__(self, plan: RouterPlan) -> None:
         self._plan = plan
         self._free: list[_SseConnection] = []
-        body = msgspec.json.encode(
-            {
-                "prompt": plan.text,
-                "max_tokens": plan.max_tokens,
-                "temperature": 0.0,
-                "ignore_eos": True,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-        )
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: {plan.host}\r\nContent-Type: application/json\r\n"
-        self._request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+        self._turn = itertools.count(plan.manner.first)
+        self._requests = http_requests(plan.asked)
+        self._tls = plan.manner.context("http/1.1")
 
     async def ask(self) -> RouterAnswer:
+        number, manner = next(self._turn), self._plan.manner
         connection = self._free.pop() if self._free else await self._connect()
-        stream = connection.send(self._request)
+        stream = connection.send(self._requests(number))
+        if manner.left(number):
+            await connection.leave()
+            return _unheard(stream)
         await stream.ended
+        if manner.refused(number):
+            connection.transport.close()
+            return _refused(stream)
         self._free.append(connection)
         return _sse_answer(stream, self._plan)
 
@@ -253,7 +262,7 @@ class _SseDoors:
 
     async def _connect(self) -> _SseConnection:
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(_SseConnection, self._plan.host, self._plan.port)
+        _, connection = await loop.create_connection(_SseConnection, self._plan.host, self._plan.port, ssl=self._tls)
         return connection
 
 
@@ -266,14 +275,30 @@ class _SseConnection(asyncio.Protocol):
         self.transport.write(request)
         return self._stream
 
+    async def leave(self) -> None:
+        """Hear the first of the answer, and go."""
+        assert self._stream is not None
+        heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def hear(stream: Stream) -> None:
+            stream.on_data = None
+            heard.set_result(None)
+
+        self._stream.on_data = hear
+        await heard
+        self.transport.abort()
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         stream = self._stream
         assert stream is not None, "nothing was asked"
-        stream.arrivals_s.append(time.monotonic())
+        if stream.arrivals_s or _EVENT in data:  # a head that goes ahead is no token
+            stream.arrivals_s.append(time.monotonic())
         stream.parts.append(data)
+        if stream.on_data is not None:
+            stream.on_data(stream)
         if data.endswith(_CHUNKED_END) or not stream.parts[0].startswith(b"HTTP/1.1 200"):
             self._end(stream)
 
@@ -285,6 +310,16 @@ class _SseConnection(asyncio.Protocol):
     def _end(self, stream: Stream) -> None:
         if not stream.ended.done():
             stream.ended.set_result(None)
+
+
+def _unheard(stream: Stream) -> RouterAnswer:
+    return RouterAnswer(stream.sent_s, tuple(stream.arrivals_s), 0, 0)
+
+
+def _refused(stream: Stream) -> RouterAnswer:
+    if not stream.parts or not stream.parts[0].startswith(b"HTTP/1.1 400"):
+        raise LoadFailed(f"sse: what is wrong was not refused: {b''.join(stream.parts)[:200]!r}")
+    return _unheard(stream)
 
 
 def _sse_answer(stream: Stream, plan: RouterPlan) -> RouterAnswer:
