@@ -19,6 +19,16 @@ class Prompter:
         self.card = card
         self._templates = templates
 
+    def reads_at_once(self, prompt: Prompt) -> bool:
+        """Whether its `token_ids` are there without waiting for a thread or a process."""
+        match prompt:
+            case TextPrompt(text):
+                return self.card.tokenizer.encodes_at_once(text)
+            case ChatPrompt():
+                return False
+            case TokenPrompt():
+                return True
+
     async def token_ids(self, prompt: Prompt) -> tuple[int, ...]:
         """Raises InvalidRequest when the model has no template or the template refuses the conversation."""
         match prompt:

@@ -26,11 +26,15 @@ class Tokenizer:
         self._bytes = ByteVocabulary(hf) if is_byte_level(hf) else None
         self._background = Background()
 
+    def encodes_at_once(self, text: str) -> bool:
+        """Whether `encode_text` does so without waiting for a thread."""
+        return len(text) <= _THREAD_ABOVE
+
     async def encode_text(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """The prompt as it is, with BOS where the model's tokenizer adds one."""
-        if len(text) > _THREAD_ABOVE:
-            return await self._background.run(partial(self._encode, text, add_special_tokens))
-        return self._encode(text, add_special_tokens)
+        if self.encodes_at_once(text):
+            return self._encode(text, add_special_tokens)
+        return await self._background.run(partial(self._encode, text, add_special_tokens))
 
     async def decode_whole(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """`decode`, out of everybody's way where there are many."""
