@@ -9,7 +9,7 @@ which frees everything. Does not know HTTP, or how an answer is made.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
 import grpc
@@ -26,6 +26,8 @@ from contracts.wire import (
 )
 from contracts.wire_handoff import worker_info_from_pb, worker_load_from_pb, worker_ref_from_pb
 from registry.wire import check_word
+from router.admission.gate import Entry
+from router.admission.rate_limits import length
 from router.choosing.route import Route
 from router.choosing.sessions import session_in
 from router.exchange import Ask, Piece, Prompt, TextPrompt, TokenPrompt, valid_traceparent
@@ -93,7 +95,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: _TokenizeContext) -> pb.TokenizeResponse:
         """See the service's definition."""
-        del context
         self._service.check_model(request.model)
         add = request.add_special_tokens if request.HasField("add_special_tokens") else None
         match request.WhichOneof("input"):
@@ -103,17 +104,31 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 prompt = chat_prompt(request.chat, self._rules, add)
             case _:
                 raise InvalidRequest("input", None, "one of text and chat must be set")
-        token_ids = await self._service.prompter.token_ids(prompt)
+        async with self._reading(context, length(prompt)) as entry:
+            token_ids = await self._service.prompter.token_ids(prompt)
+            entry.took(len(token_ids), 0)
         return pb.TokenizeResponse(token_ids=token_ids, max_model_len=self._service.max_model_len())
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: _DetokenizeContext) -> pb.DetokenizeResponse:
         """See the service's definition."""
-        del context
         self._service.check_model(request.model)
         card = self._service.card
         card.check_ids(request.token_ids, "token_ids[{}]")
-        text = await card.tokenizer.decode_whole(request.token_ids, skip_special_tokens=False)
+        async with self._reading(context, len(request.token_ids)) as entry:
+            text = await card.tokenizer.decode_whole(request.token_ids, skip_special_tokens=False)
+            entry.took(len(request.token_ids), 0)
         return pb.DetokenizeResponse(text=text)
+
+    @asynccontextmanager
+    async def _reading(self, context: _TokenizeContext | _DetokenizeContext, num_tokens: float) -> AsyncIterator[Entry]:
+        """Under the caller's limits, whose standing goes before the answer."""
+        caller = self._doorkeeper.caller(authorization(tuple(context.invocation_metadata() or ())))
+        left_s = context.time_remaining()
+        timeout_s = self._timeout_s if left_s is None else min(self._timeout_s, left_s)
+        async with self._service.reading(caller, max(1.0, num_tokens), timeout_s) as entry:
+            yield entry
+        if entry.quota is not None:
+            await context.send_initial_metadata(tuple(entry.quota.words().items()))
 
 
 class RegistryServicer(registry_pb2_grpc.RegistryServicer):

@@ -24,7 +24,7 @@ from observability.policy_metrics import PolicyMetrics
 from observability.registry_metrics import RegistryMetrics
 from observability.resilience_metrics import ResilienceMetrics
 from router.admission.capacity import places_for
-from router.admission.gate import Gate
+from router.admission.gate import READERS, Gate
 from router.admission.permits import Admission
 from router.admission.rate_limits import RateLimits
 from router.admission.shared_limits import buckets
@@ -104,7 +104,7 @@ class RouterServer:
         self._registry.subscribe(advisor.on_change)
         flow = Flow(means, metrics, advisor)
         self._registry.subscribe(flow.on_change)
-        gate = Gate(self._admission, self._limits)
+        gate = Gate(self._admission, self._limits, Admission(READERS, clock, series.shed))
         service = Inference(self._prompter, gate, flow, self._registry, clock, metrics)
         service.listen = heard if config.access.log_prompts else unheard
         limits = FrontLimits(config.http.max_body_bytes, config.request_timeout_s)

@@ -10,8 +10,8 @@ HTTP or gRPC.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
 from contracts.clock import Clock
@@ -21,7 +21,8 @@ from contracts.sampling import MAX_MAX_TOKENS, SamplingParams
 from contracts.worker import WorkerInfo
 from observability.log import get_logger
 from observability.metrics import RouterMetrics
-from router.admission.gate import Gate
+from router.admission.gate import Entry, Gate
+from router.caller import Caller
 from router.choosing import fit
 from router.exchange import Ask, Piece, Prompt
 from router.prompt_log import Listener, unheard
@@ -87,6 +88,19 @@ class Inference:
             raise
         finally:
             account.write(self._clock.now(), self._metrics, log)
+
+    @asynccontextmanager
+    async def reading(self, caller: Caller, tokens: float, timeout_s: float) -> AsyncIterator[Entry]:
+        """Be inside, for at most so long, to turn about so many tokens from text or into it; say how many it took. Raises
+        RateLimited, Overloaded and DeadlineExceeded.
+        """
+        deadline = self._clock.now() + timeout_s
+        async with self._gate.read(caller, tokens, deadline) as entry:
+            try:
+                async with asyncio.timeout(deadline - self._clock.now()):
+                    yield entry
+            except TimeoutError as error:
+                raise DeadlineExceeded("the request's time ran out while its text was read") from error
 
     @property
     def stopping(self) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 
 from contracts.errors import RateLimited
@@ -59,10 +59,11 @@ class Estimator:
 
 def prompt_tokens(ask: Ask) -> float:
     """About how many tokens the prompts have."""
-    return sum(map(_length, ask.prompts))
+    return sum(map(length, ask.prompts))
 
 
-def _length(prompt: Prompt) -> float:
+def length(prompt: Prompt) -> float:
+    """About how many tokens a prompt has."""
     match prompt:
         case TokenPrompt(token_ids):
             return float(len(token_ids))
@@ -87,13 +88,13 @@ class RateLimits:
         if self._giving:
             await asyncio.wait(self._giving)
 
-    @asynccontextmanager
-    async def use(self, caller: Caller, tokens: float) -> AsyncIterator[Use]:
+    def use(self, caller: Caller, tokens: float) -> AbstractAsyncContextManager[Use]:
         """Charge `caller` with a request of so many tokens for the block. Raises RateLimited when it may not have them now."""
         wanted = self._wanted(caller, tokens)
-        if not wanted:
-            yield Use()
-            return
+        return self._charged(caller, wanted) if wanted else nullcontext(Use())
+
+    @asynccontextmanager
+    async def _charged(self, caller: Caller, wanted: list[Wanted]) -> AsyncIterator[Use]:
         verdict = await self._buckets.take(caller.name, wanted)
         quota = Quota(verdict.standings)
         if verdict.lacking is not None:

@@ -35,7 +35,7 @@ from kv_transfer.local import LocalHub
 from observability.decision_metrics import DecisionMetrics
 from observability.metrics import RouterMetrics
 from observability.policy_metrics import PolicyMetrics
-from router.admission.gate import Gate
+from router.admission.gate import READERS, Gate
 from router.admission.limits import LocalBuckets
 from router.admission.permits import Admission
 from router.admission.rate_limits import RateLimits
@@ -190,7 +190,7 @@ class World:
         self.ledger = advisor.ledger
         flow = Flow(means, self.metrics, advisor)
         self.registry.subscribe(flow.on_change)
-        gate = Gate(self.admission, RateLimits(LimitsConfig(), LocalBuckets(clock)))
+        gate = Gate(self.admission, RateLimits(LimitsConfig(), LocalBuckets(clock)), Admission(READERS, clock))
         self.service = Inference(
             Prompter(model_card(), TemplateProcesses()), gate, flow, self.registry, clock, self.metrics
         )

@@ -92,6 +92,57 @@ async def test_over_the_limit_over_grpc(limited):
     assert any(d.Is(error_details_pb2.QuotaFailure.DESCRIPTOR) for d in details)
 
 
+async def test_text_that_is_only_read_counts_at_both_doors(limited):
+    """A request comes back every ten seconds, and 17 tokens each: what is left is less than it was, or nothing at last."""
+    ids = (await limited.http.post("/tokenize", json={"prompt": "one two three four " * 20})).json()["tokens"]
+    assert 40 < len(ids) < 300
+    back = await limited.http.post("/detokenize", json={"tokens": ids})
+    assert back.headers["x-ratelimit-remaining-requests"] in ("4", "5")
+    assert 1000 - 2 * len(ids) - 20 < int(back.headers["x-ratelimit-remaining-tokens"]) < 1000 - len(ids)
+    wrong = await limited.http.post("/detokenize", json={"tokens": [10**6]})
+    assert wrong.status_code == 400, "and is not counted"
+    large = await limited.http.post("/tokenize", json={"prompt": "x " * 4000})
+    assert (large.status_code, large.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert "tokens per minute" in large.json()["error"]["message"]
+    async with open_channel(limited.target) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        calls = (
+            lambda: stub.Tokenize(pb.TokenizeRequest(text="x")),
+            lambda: stub.Detokenize(pb.DetokenizeRequest(token_ids=[5])),
+        )
+        for call in calls:
+            done = call()
+            await done
+            assert int(dict(await done.initial_metadata())["x-ratelimit-remaining-requests"]) <= 4
+        for call in calls:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                for _ in range(20):
+                    await call()
+            assert isinstance(from_rpc_error(caught.value, "router"), RateLimited)
+
+
+async def test_a_key_that_has_much_text_read_does_not_delay_anothers(tmp_path):
+    """Two texts are read at once; of those that wait, each key's next has its turn."""
+    keys, path = {name: new_key() for name in ("much", "little")}, tmp_path / "keys.json"
+    path.write_text(json.dumps({"keys": [{"name": name, "hash": hash_of(key)} for name, key in keys.items()]}))
+    done = []
+
+    async def read(running, name):
+        body, headers = {"prompt": "a b c d " * 1500}, {"Authorization": f"Bearer {keys[name]}"}
+        assert (await running.http.post("/tokenize", json=body, headers=headers)).status_code == 200
+        done.append(name)
+
+    async with running_router(router_config(tmp_path, access=AccessConfig(api_keys=path))) as running:
+        reading = [asyncio.create_task(read(running, "much")) for _ in range(24)]
+        async with asyncio.timeout(10):
+            while not done:
+                await asyncio.sleep(0.001)
+        before = len(done)
+        await read(running, "little")
+        assert len(done) - before <= 8
+        await asyncio.gather(*reading)
+
+
 async def test_a_request_that_is_refused_by_name_is_not_counted(limited):
     for _ in range(20):
         assert (await limited.http.post(PATH, json={**BASE, "prompt": [10**6]})).status_code == 400

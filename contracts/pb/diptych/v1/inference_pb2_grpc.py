@@ -109,7 +109,8 @@ class InferenceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """The tokens that an answer to this prompt would be made from, template and special tokens included.
+        """The tokens that an answer to this prompt would be made from, template and special tokens included. Under a key's limits it is a
+        request with this prompt, and so is Detokenize.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -158,7 +158,9 @@ class InferenceStub(typing.Generic[_InferenceGenerateType, _InferenceListModelsT
     """The models this deployment serves."""
 
     Tokenize: _InferenceTokenizeType
-    """The tokens that an answer to this prompt would be made from, template and special tokens included."""
+    """The tokens that an answer to this prompt would be made from, template and special tokens included. Under a key's limits it is a
+    request with this prompt, and so is Detokenize.
+    """
 
     Detokenize: _InferenceDetokenizeType
     """The text of tokens, special ones as they are written."""
@@ -226,7 +228,9 @@ class InferenceServicer(metaclass=abc.ABCMeta):
         request: contracts.pb.diptych.v1.inference_pb2.TokenizeRequest,
         context: _ServicerContext,
     ) -> typing.Union[contracts.pb.diptych.v1.inference_pb2.TokenizeResponse, collections.abc.Awaitable[contracts.pb.diptych.v1.inference_pb2.TokenizeResponse]]:
-        """The tokens that an answer to this prompt would be made from, template and special tokens included."""
+        """The tokens that an answer to this prompt would be made from, template and special tokens included. Under a key's limits it is a
+        request with this prompt, and so is Detokenize.
+        """
 
     @abc.abstractmethod
     def Detokenize(
