@@ -1,6 +1,7 @@
 """Rate limits that routers share through a real Redis: one limit for all of them, and each its own while Redis is away."""
 
 import asyncio
+import json
 import random
 from contextlib import asynccontextmanager
 
@@ -11,8 +12,10 @@ from registry.config import RedisConfig, parse_redis_url
 from registry.link import RedisLink
 from router.admission.limits import Kind, LocalBuckets, Rate, Wanted
 from router.admission.shared_limits import SharedBuckets
-from router.config import LimitsConfig
+from router.config import AccessConfig, LimitsConfig
+from router.keys import hash_of, new_key
 from tests.integration.router_harness import MODEL, router_config, running_router
+from tests.integration.scripted_workers import says
 from tests.integration.slow_redis import SlowRedis
 
 # One that is killed refuses at once; a slow machine is not taken for that.
@@ -181,3 +184,39 @@ async def test_a_router_with_a_redis_shares_its_limits_with_others(redis_process
                 await asyncio.sleep(0.05)
         codes = [(await router.http.post("/v1/completions", json=body)).status_code for router in (one, other) * 3]
         assert codes == [200] * 4 + [429] * 2
+
+
+async def test_a_key_has_one_limit_of_tokens_at_all_routers(redis_process, tmp_path):
+    """In tokens that were made, not in those that might have been; 1000 a minute are 17 a second, so time gives little back."""
+    limited, free, path = new_key(), new_key(), tmp_path / "keys.json"
+    owners = {"name": "a", "hash": hash_of(limited), "tokens_per_minute": 1000}, {"name": "b", "hash": hash_of(free)}
+    path.write_text(json.dumps({"keys": owners}))
+    redis = RedisConfig(parse_redis_url(redis_process.url), **QUICK)
+    config = router_config(tmp_path, access=AccessConfig(api_keys=path), redis=redis)
+
+    async def ask(router, key, max_tokens):
+        body = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": max_tokens, "ignore_eos": max_tokens == 450}
+        return await router.http.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"})
+
+    async with running_router(config) as one, running_router(config) as other:
+        await one.cluster.pools(1, 1)
+        async with asyncio.timeout(10):
+            while (await other.http.get("/health")).status_code != 200:
+                await asyncio.sleep(0.05)
+        whole, one.cluster.script = one.cluster.script, says([7])
+        first = await ask(one, limited, 600)
+        assert (first.status_code, first.headers["x-ratelimit-remaining-tokens"]) == (200, "397")
+        assert first.json()["usage"]["completion_tokens"] < 5
+        async with asyncio.timeout(8):  # by itself it would have enough after twelve seconds
+            while (second := await ask(other, limited, 600)).status_code == 429:
+                await asyncio.sleep(0.02)  # what the first did not use is given back beside it
+        assert second.status_code == 200
+        one.cluster.script = whole
+        async with asyncio.timeout(8):
+            while (third := await ask(one, limited, 450)).status_code == 429:
+                await asyncio.sleep(0.02)
+        assert third.json()["usage"]["completion_tokens"] == 450
+        over = await ask(other, limited, 900)
+        assert (over.status_code, over.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert "1000 tokens per minute for 'a'" in over.json()["error"]["message"]
+        assert (await ask(other, free, 900)).status_code == 200, "who has no limit is not in the way of who has one"
