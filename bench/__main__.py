@@ -151,20 +151,22 @@ def measure_router(options: Options, say: Say) -> Report:
 
 
 def measure_decision(options: Options, say: Say) -> Report:
-    """Five minutes."""
+    """Nine minutes."""
     model = resolve_model(options.model, None, say)
     config = DecisionBenchConfig()
     if options.rounds:
-        config = replace(config, rounds=dict.fromkeys(config.rounds, options.rounds))
+        rounds = dict.fromkeys(config.rounds, options.rounds)
+        config = replace(config, rounds=rounds, stream_rounds=rounds)
     say("decision: starting a cluster")
     with serving(model, way="auto") as cluster:
         return run_decision(cluster, vocab_size_of(model), config, say)
 
 
 def measure_registry(options: Options, say: Say) -> Report:
-    """Half a minute; needs a redis-server."""
+    """Four minutes; needs a redis-server."""
     config = RegistryBenchConfig()
-    return run_registry(replace(config, rounds=options.rounds or config.rounds), say)
+    config = replace(config, rounds=options.rounds or config.rounds, join_rounds=options.rounds or config.join_rounds)
+    return run_registry(config, resolve_model(options.model, None, say), say)
 
 
 def measure_proofs(options: Options, say: Say) -> Report:

@@ -4,41 +4,41 @@
     N workers known ──look──▶ one script reads all leases                                 time, as Redis is busy with it
     N workers announce ──▶ Redis, and every router reads the message                      CPU of Redis and of a router a word
     Redis killed, started again ──▶ every router says that the registry is there           time
+    a real worker joins a busy cluster ──▶ its first step for a user (`bench.joining`)     time
 
-Workers are words without a process. Does not know requests.
+Workers are words without a process, but for the last. Does not know requests.
 """
 
 from __future__ import annotations
 
 import asyncio
-import shutil
-import socket
-import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
-import psutil
 import uvloop
 
+from bench.joining import joins
 from bench.progress import Say
+from bench.redis_server import RedisServer
 from bench.report import Measure, Report, Verdict
 from bench.stats import percentile
 from contracts.clock import MonotonicClock
-from contracts.errors import ConfigError
 from contracts.kv_layout import KVLayout
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
 from registry import keys, scripts
 from registry.client import RedisRegistryClient
-from registry.config import LeaseConfig, RedisAddress, RedisConfig
+from registry.config import LeaseConfig, RedisConfig
 from registry.link import RedisLink
 from router.config import RegistryConfig
 from router.workers.redis_registry import RedisRegistry
 
 _LAYOUT = KVLayout("bench", "bfloat16", 30, 3, 64, 16)
 _TTL_S = 60.0
+_TRAFFIC = "from serving to its first step:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,36 +51,7 @@ class RegistryBenchConfig:
     crowds: tuple[int, ...] = (100, 1000)
     words: int = 2000
     looks: int = 20
-
-
-class RedisServer:
-    """A redis-server of this measurement's own, which keeps nothing."""
-
-    def __init__(self, folder: str) -> None:
-        binary = shutil.which("redis-server")
-        if binary is None:
-            raise ConfigError("redis-server is not installed")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.address = RedisAddress("127.0.0.1", probe.getsockname()[1])
-        self._command = [binary, "--port", str(self.address.port), "--save", "", "--dir", folder, "--logfile", "log"]
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Returns at once."""
-        self._process = subprocess.Popen(self._command)
-
-    def kill(self) -> None:
-        """As `kill -9` does."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-    def cpu_s(self) -> float:
-        """What it has used."""
-        assert self._process is not None
-        times = psutil.Process(self._process.pid).cpu_times()
-        return float(times.user + times.system)
+    join_rounds: int = 3  # of real workers: eight of them each
 
 
 @dataclass(slots=True)
@@ -101,16 +72,22 @@ class _Deployment:
             await asyncio.sleep(0.001)
 
 
-def run_registry(config: RegistryBenchConfig, say: Say) -> Report:
-    """Half a minute. Raises ConfigError where there is no redis-server."""
+def run_registry(config: RegistryBenchConfig, model: Path, say: Say) -> Report:
+    """Four minutes. Raises ConfigError where there is no redis-server, ClusterDidNotStart."""
     found: dict[str, list[float]] = {}
     for index in range(config.rounds):
         say(f"registry: round {index + 1} of {config.rounds}")
         for name, value in uvloop.run(_round(config)).items():
             found.setdefault(name, []).append(value)
+    for index in range(config.join_rounds):
+        for shared, where in ((True, "Redis"), (False, "embedded registry")):
+            say(f"registry: real workers join, {where}, round {index + 1} of {config.join_rounds}")
+            for name, took_s in asyncio.run(joins(model, shared=shared)).items():
+                found.setdefault(f"{_TRAFFIC} {where}, {name}, s", []).append(took_s)
     units = {name: name.rpartition(", ")[2] for name in found}
     measures = tuple(Measure(name.rpartition(", ")[0], units[name], tuple(runs)) for name, runs in found.items())
     slowest = max(found["a worker joins: known to all routers, p99, ms"])
+    first = max(max(runs) for name, runs in found.items() if name.startswith(_TRAFFIC))
     back = max(found["Redis killed and back: all routers hear again, s"])
     return Report(
         name="registry",
@@ -120,6 +97,7 @@ def run_registry(config: RegistryBenchConfig, say: Say) -> Report:
         measures=measures,
         verdicts=(
             Verdict("a joined worker is known to all routers, p99 of the worst round", slowest, "ms", 1000, False),
+            Verdict("a worker that joins a busy cluster computes for it, slowest", first, "s", 1, False),
             Verdict("routers hear again after Redis is back, worst round", back, "s", 2, False),
         ),
     )
