@@ -21,6 +21,7 @@ from contracts.wire import (
     finish_to_pb,
     handoff_stats_to_pb,
     logprob_to_pb,
+    prompt_logprobs_to_pb,
     sampling_from_pb,
     stages_to_pb,
 )
@@ -181,7 +182,7 @@ def piece_to_pb(request_id: str, piece: Piece) -> pb.GenerateResponse:
     if piece.logprobs:
         message.logprobs.extend(logprob_to_pb(entry) for entry in piece.logprobs)
     if piece.prompt_logprobs:
-        message.prompt_logprobs.extend(logprob_to_pb(entry) for entry in piece.prompt_logprobs)
+        message.prompt_logprobs.extend(prompt_logprobs_to_pb(piece.prompt_logprobs))
     ending = piece.ending
     if ending is None:
         return message
