@@ -154,7 +154,8 @@ class Progress:
     def fail(self, error: DiptychError, *, with_worker: bool = False) -> bool:
         """Count a failure; raise it when another attempt cannot help or a budget is spent. False for what is none.
 
-        What goes on because its worker is gone (WorkerLost, or `with_worker`) costs nothing of the budget that all share.
+        What goes on because its worker is gone (WorkerLost, or `with_worker`) costs nothing of the budget that all share, but
+        where that happens to one request again before it gets on: then it is no accident, and trying multiplies load.
         """
         if error is self._end:
             raise error
@@ -180,12 +181,15 @@ class Progress:
             self._end = WorkerLost(f"{said}; the last: {error.message}")
         elif not may_retry(error) or self.num_failures > self._retry.max_failures:
             self._end = error
-        elif not (with_worker or isinstance(error, WorkerLost) or self._budget is None or self._budget.spend()):
+        elif not (self._is_accident(error, with_worker) or self._budget is None or self._budget.spend()):
             self._end = RetriesSpent(f"too much fails here for another try; the last: {error.message}")
             self._end.retry_after_s = self._budget.retry_after_s()
         if self._end is not None:
             raise self._end
         return True
+
+    def _is_accident(self, error: DiptychError, with_worker: bool) -> bool:
+        return (with_worker or isinstance(error, WorkerLost)) and self.num_worker_deaths <= 1
 
 
 def may_retry(error: DiptychError) -> bool:

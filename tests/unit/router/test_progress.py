@@ -13,6 +13,7 @@ from contracts.errors import (
     NoRoom,
     Overloaded,
     RequestCancelled,
+    RetriesSpent,
     Unavailable,
     WorkerLost,
 )
@@ -22,8 +23,9 @@ from contracts.wire import error_info
 from contracts.worker import WorkerKind, WorkerRef
 from observability.stages import StageTimes
 from router.choosing.route import Route
-from router.config import RetryConfig
+from router.config import RetryBudgetConfig, RetryConfig
 from router.serving.progress import Job, Progress, as_exception
+from router.serving.retry_budget import RetryBudget
 
 JOB = Job(
     request_id="r",
@@ -119,6 +121,23 @@ def test_a_request_that_grows_between_is_not_what_its_workers_die_of(num_tokens,
     else:
         assert books.fail(WorkerLost("gone"))
         assert books.num_worker_deaths == 1
+
+
+@pytest.mark.parametrize("num_tokens", [7, 8])
+def test_the_first_death_is_free_and_the_next_costs_unless_it_got_on_between(num_tokens):
+    """A pool that resets every connection does not get a multiple of its load either."""
+    clock = VirtualClock()
+    budget = RetryBudget(RetryBudgetConfig(ratio=0.0, min_per_s=0.0), clock)
+    books = Progress(JOB, clock, RetryConfig(max_failures=6, max_worker_deaths=3), budget=budget)
+    assert books.fail(WorkerLost("gone"))
+    assert books.fail(Unavailable("gone as well"), with_worker=True)
+    books.accept(TokenDelta("a", 0, tuple(range(num_tokens))))
+    if num_tokens < 8:
+        with pytest.raises(RetriesSpent, match="the last: gone again"):
+            books.fail(WorkerLost("gone again"))
+    else:
+        assert books.fail(WorkerLost("gone again"))
+    assert budget.num_refused == (num_tokens < 8)
 
 
 def test_workers_that_drain_cost_nothing_however_many():
