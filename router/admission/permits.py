@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from contracts.clock import Clock
-from contracts.errors import DiptychError, Unavailable
+from contracts.errors import DiptychError, Overloaded, RateLimited, Unavailable
 from router.admission.capacity import FIRST_PLACES
 from router.admission.line import Line, Places, Turn
 from router.admission.service_rate import ServiceRate
@@ -145,6 +145,13 @@ class Admission:
         turn.began = self._clock.now()
         return turn
 
+    def come_back_s(self, turn: Turn) -> float:
+        """When a request may come again that was let in and that workers had no room for: when the queue has emptied, and those
+        that run have been served as this one would have been.
+        """
+        after_s = self._rate.wait_s(self._line.cost) + self._rate.service_s(turn.cost, turn.places)
+        return self._shedding.come_back_s(turn, after_s)
+
     def leave(self, turn: Turn, tokens: float, said: float | None) -> None:
         """Its prompt and answers took so many tokens; `said` is what was estimated, where it came to its end."""
         self._rate.ended(tokens, turn.places * (self._clock.now() - turn.began), said)
@@ -168,4 +175,7 @@ class _Stay:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, Overloaded) and not isinstance(error, RateLimited):
+            # A worker's, which knows no queue but its own.
+            error.retry_after_s = max(error.retry_after_s, self._admission.come_back_s(self._turn))
         self._admission.leave(self._turn, self._permit.tokens, self._turn.cost if error is None else None)

@@ -63,9 +63,13 @@ class Shedding:
         """The refusal, with a time to come back that is not before `after_s`, nor when others of its caller were told to."""
         if self._on_shed is not None:
             self._on_shed(reason)
+        return Overloaded(words, self.come_back_s(turn, after_s))
+
+    def come_back_s(self, turn: Waiting, after_s: float) -> float:
+        """When a request like `turn` may come again: not before `after_s`, and behind others of its caller."""
         now, longest_s = self._clock.now(), self._config.max_retry_after_s
         begin = max(now + after_s, self._promised.get(turn.caller, 0.0))
         self._promised[turn.caller] = min(begin + self._rate.wait_s(turn.cost), now + longest_s)
         if len(self._promised) > _KEPT:
             self._promised = {caller: instant for caller, instant in self._promised.items() if instant > now}
-        return Overloaded(words, min(max(_LEAST_RETRY_AFTER_S, begin - now), longest_s))
+        return min(max(_LEAST_RETRY_AFTER_S, begin - now), longest_s)

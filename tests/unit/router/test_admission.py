@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from contracts.clock import VirtualClock, settle
-from contracts.errors import DeadlineExceeded, Overloaded, Unavailable
+from contracts.errors import DeadlineExceeded, Overloaded, RateLimited, Unavailable
 from contracts.kv_layout import KVLayout
 from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
 from router.admission.capacity import FIRST_PLACES, places_for
@@ -363,6 +363,22 @@ async def test_who_comes_again_and_again_makes_only_itself_wait():
     for _, leave in visits:
         leave.set()
     await door.admission.wait_idle()
+
+
+async def test_when_workers_have_no_room_is_no_sooner_than_they_serve_one():
+    door = Door(max_running=2, max_waiting=4)
+    await door.learn(10.0, tokens=100)
+    told = []
+    for name in ("quiet", "quiet", "other"):
+        with pytest.raises(Overloaded) as caught:
+            async with door.admission.permit(Demand(deadline=1e9, caller=Caller(name=name), tokens=100)):
+                raise Overloaded("1024 requests wait, the queue takes 1024")
+        told.append(caught.value.retry_after_s)
+    assert told == [pytest.approx(10.0, rel=0.1), pytest.approx(15.0, rel=0.1), pytest.approx(10.0, rel=0.1)]
+    with pytest.raises(RateLimited) as limited:
+        async with door.admission.permit(Demand(deadline=1e9)):
+            raise RateLimited("not a worker's", 3.0, {})
+    assert limited.value.retry_after_s == 3.0
 
 
 async def test_who_cannot_be_in_time_is_told_so_at_once():
