@@ -9,7 +9,7 @@ signals.
 from __future__ import annotations
 
 import asyncio
-import uuid
+import os
 from collections.abc import Coroutine
 
 from contracts.clock import Clock
@@ -211,4 +211,4 @@ def _watched(name: str, work: Coroutine[None, None, None]) -> asyncio.Task[None]
 
 def new_id() -> str:
     """Unique for ever."""
-    return uuid.uuid4().hex
+    return os.urandom(16).hex()
