@@ -182,7 +182,7 @@ def measure_security(options: Options, say: Say) -> Report:
 
 
 def measure_overload(options: Options, say: Say) -> Report:
-    """Ten minutes; --quick two."""
+    """A quarter of an hour; --quick three minutes."""
     config = OverloadBenchConfig()
     if options.quick:
         worlds = tuple(replace(world, duration_s=5.0) for world in config.worlds)
