@@ -73,8 +73,8 @@ class DecisionBenchConfig:
     streams run, whose losses scatter by more than what is to be told apart. `weight` is the router's default.
     """
 
-    rounds: dict[int, int] = field(default_factory=lambda: {48: 5, 256: 4, 1024: 3})
-    stream_rounds: dict[int, int] = field(default_factory=lambda: {48: 15, 256: 11, 1024: 9})
+    rounds: dict[int, int] = field(default_factory=lambda: {48: 5, 256: 3, 1024: 2})
+    stream_rounds: dict[int, int] = field(default_factory=lambda: {48: 15, 256: 9, 1024: 9})
     cached_shares: tuple[float, ...] = (0.0, 0.75)
     situations: tuple[Situation, ...] = (
         Situation("idle"),

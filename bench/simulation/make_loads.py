@@ -1,6 +1,6 @@
 """Writes the loads, each from its seed: run `python -m bench.simulation.make_loads` after a change, and look at the diff.
 
-    multi_turn   conversations that grow: every turn brings the whole conversation before it, and thinks in between
+    multi_turn   conversations that grow: every turn brings the whole conversation before it, and thinks in between: a session
     shared       a dozen system prompts, of which each request has one; and bursts that all begin with one that is new
     mixed        nobody shares anything; one prompt in six is ten times as long as the others
 
@@ -33,7 +33,7 @@ def multi_turn(rng: random.Random) -> Iterator[Line]:
     """70 conversations of 2 to 8 turns."""
     blocks = _Blocks()
     begins = 0.0
-    for _ in range(70):
+    for number in range(70):
         begins += rng.expovariate(1 / 1.6)
         at, length = begins, 0
         ids: list[int] = []
@@ -42,7 +42,7 @@ def multi_turn(rng: random.Random) -> Iterator[Line]:
             output = rng.randint(16, 64)
             length += rng.randint(120, 480) + output
             ids = [*ids[:known], *blocks.new(length - known * BLOCK_TOKENS)]
-            yield Line(round(at * 1e3), length, output, tuple(ids))
+            yield Line(round(at * 1e3), length, output, tuple(ids), f"conversation-{number}")
             at += rng.uniform(3.0, 12.0)
 
 
@@ -79,12 +79,18 @@ MAKERS: dict[str, Callable[[random.Random], Iterator[Line]]] = {
 }
 
 
+def _written(line: Line) -> bytes:
+    """Without a session that nobody named."""
+    fields = msgspec.structs.asdict(line)
+    return msgspec.json.encode({name: value for name, value in fields.items() if value != ""})
+
+
 def main() -> None:
     """Write all files."""
     LOADS.mkdir(exist_ok=True)
     for name, make in MAKERS.items():
         lines = sorted(make(random.Random(name)), key=lambda line: line.timestamp)
-        (LOADS / f"{name}.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+        (LOADS / f"{name}.jsonl").write_bytes(b"".join(_written(line) + b"\n" for line in lines))
 
 
 if __name__ == "__main__":

@@ -20,9 +20,11 @@ class Numbers:
     ttft_p99_s: float
     second_p99_s: float  # gap to the second token
     answer_s: float  # mean time from the first token to the last
+    whole_s: float  # mean time from arrival to the last token
     hits: float  # of prompt tokens, at prefill
     hits_decode: float
     busiest: float
+    alone: float  # of requests that no prefill worker had
 
     @classmethod
     def of(cls, outcomes: Sequence[Outcome], num_prefill: int) -> Numbers:
@@ -37,9 +39,11 @@ class Numbers:
             ttft_p99_s=percentile(ttfts, 0.99),
             second_p99_s=percentile([o.second_s - o.first_s for o in outcomes if o.second_s >= 0], 0.99),
             answer_s=sum(o.ended_s - o.first_s for o in outcomes) / len(outcomes),
+            whole_s=sum(o.ended_s - o.arrived_s for o in outcomes) / len(outcomes),
             hits=sum(o.num_cached for o in outcomes) / tokens,
             hits_decode=sum(o.num_not_sent for o in outcomes) / tokens,
             busiest=max(per_worker.values()) * num_prefill / tokens,
+            alone=sum(o.alone for o in outcomes) / len(outcomes),
         )
 
 

@@ -5,7 +5,8 @@
 `timestamp` in milliseconds, lengths in tokens, `hash_ids` one per BLOCK_TOKENS tokens of the prompt, the last perhaps of fewer:
 equal ids in a row from the first mean an equal prefix. Mooncake's blocks have 512 tokens; ours are for models and machines of
 a laptop, so a prompt is of hundreds of tokens where theirs is of thousands. Tokens themselves are not recorded: those of a
-block follow from its id. Does not know who makes such a load.
+block follow from its id. `session` is ours, and may be left out: what the client says whose request it is. Does not know who
+makes such a load.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     input_length: int
     output_length: int
     hash_ids: tuple[int, ...]
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class Asked:
     at_s: float
     token_ids: tuple[int, ...]
     num_output: int
+    session: str = ""
 
 
 def read_load(path: Path) -> list[Asked]:
@@ -53,7 +56,7 @@ def read_load(path: Path) -> list[Asked]:
             raise ConfigError(
                 f"{path.name}, line {number}: got {len(line.hash_ids)} hash_ids for {line.input_length} tokens"
             )
-        asked.append(Asked(line.timestamp / 1e3, prompt_of(line), line.output_length))
+        asked.append(Asked(line.timestamp / 1e3, prompt_of(line), line.output_length, line.session))
     return asked
 
 

@@ -49,7 +49,8 @@ class Outcome:
     ended_s: float = -1.0
     num_cached: int = 0  # at prefill
     num_not_sent: int = 0  # cached at decode
-    prefill: str = ""
+    prefill: str = ""  # who computed the prompt
+    alone: bool = False  # on a decode worker
 
 
 @dataclass(slots=True)
@@ -57,7 +58,6 @@ class _Running:
     asked: Asked
     sent: Sent
     outcome: Outcome
-    num_tokens: int = 0
     lease: KVLease | None = None
     retained: Retained | None = None
 
@@ -117,15 +117,15 @@ class World:
 
     def _arrive(self, number: int, asked: Asked, outcome: Outcome) -> None:
         request_id = f"r{number}"
-        sent = self._routers[number % len(self._routers)].send(request_id, asked, "")
-        outcome.prefill = sent.prefill.worker_id
+        sent = self._routers[number % len(self._routers)].send(request_id, asked)
+        outcome.prefill, outcome.alone = sent.prefill.worker_id, sent.alone
         self._running[request_id] = _Running(asked, sent, outcome)
         sampling = SamplingParams(max_tokens=asked.num_output, ignore_eos=True)
         request = GenerationRequest(request_id, asked.token_ids, sampling)
         worker = self._workers[sent.prefill]
 
         def admit() -> None:
-            worker.engine.admit(request, retain_kv=True)
+            worker.engine.admit(request, retain_kv=not sent.alone)
             worker.wake()
 
         self._timeline.after(self._setup.costs.tell_s, admit)
@@ -163,15 +163,19 @@ class World:
         if running.lease is None or running.retained is None:
             return
         num_tokens = len(running.asked.token_ids) - running.outcome.num_not_sent
-        self._timeline.after(self._setup.costs.handover_s(num_tokens), partial(self._commit, running))
+        took_s = self._setup.costs.handover_s(num_tokens)
+        stages = replace(running.retained.stages, transfer_s=took_s)
+        told = partial(running.sent.handed_over, stages, num_tokens * LAYOUT.token_bytes)
+        self._timeline.after(took_s, partial(self._commit, running, told))
 
-    def _commit(self, running: _Running) -> None:
+    def _commit(self, running: _Running, told: Callable[[], None]) -> None:
         lease, retained = running.lease, running.retained
         if lease is None or retained is None:
             raise RuntimeError("a hand-off is committed that has not been made")
         prefill, decode = self._workers[running.sent.prefill], self._workers[running.sent.decode]
         decode.engine.adopt(retained.request, lease, retained.num_computed_tokens)
         prefill.engine.release(retained.lease)
+        told()
         for worker in (prefill, decode):
             self._tell_blocks(worker)
             worker.wake()
@@ -187,12 +191,13 @@ class World:
             if delta.error is not None:
                 raise RuntimeError(f"a simulated worker failed a request: {delta.error.message}")
             running = self._running[delta.request_id]
-            running.num_tokens += 1
-            if running.num_tokens == 1:
+            if not running.sent.progress.token_ids:
                 running.outcome.first_s = now
-                running.sent.computed()
-            elif running.num_tokens == 2:
+                if running.sent.alone:
+                    running.outcome.num_cached = running.outcome.num_not_sent = delta.num_cached_tokens
+            elif len(running.sent.progress.token_ids) == 1:
                 running.outcome.second_s = now
+            running.sent.heard(delta)
             if delta.finish_reason is not None:
                 self._end(delta.request_id)
         self._tell_blocks(worker)
@@ -200,5 +205,4 @@ class World:
     def _end(self, request_id: str) -> None:
         running = self._running.pop(request_id)
         running.outcome.ended_s = self._timeline.now()
-        running.sent.released()
         self._num_left -= 1

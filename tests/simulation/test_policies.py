@@ -10,7 +10,7 @@ from functools import cache
 import msgspec
 import pytest
 
-from bench.simulate import simulate
+from bench.simulate import WAYS, simulate
 from bench.simulation.costs import Costs
 from bench.simulation.make_loads import MAKERS
 from bench.simulation.routers import RouterSetup
@@ -18,6 +18,7 @@ from bench.simulation.trace import BLOCK_TOKENS, LOADS, Line, prompt_of, read_lo
 from bench.simulation.world import Setup, World
 from contracts.errors import ConfigError
 from engine.execution.interface import ScheduledBatch, ScheduledRequest
+from router.config import DisaggregationMode
 from router.policies import POLICIES
 
 
@@ -27,8 +28,9 @@ def load(name):
 
 
 @cache
-def numbers(load_name, policy, expect_s=5.0, num_routers=1):
-    return simulate(policy, load(load_name), num_routers=num_routers, expect_s=expect_s)
+def numbers(load_name, policy, num_routers=1, decode="", **setup):
+    """Under one policy for both pools, unless another is said for `decode`."""
+    return simulate(load(load_name), RouterSetup(policy, decode or policy, **setup), num_routers)
 
 
 def test_prefix_aware_finds_conversations_and_answers_sooner_for_it():
@@ -55,10 +57,15 @@ def test_what_was_just_sent_counts_before_its_worker_tells():
 
 
 def test_session_affinity_finds_conversations_without_an_index():
-    sticky, plain = numbers("multi_turn", "session_affinity"), numbers("multi_turn", "least_loaded")
-    assert sticky.hits > 0.45 > 2 * plain.hits
-    assert sticky.hits_decode > 0.5
-    assert sticky.ttft_p50_s < 0.65 * plain.ttft_p50_s
+    """Also where no client names them; named, they are spread more evenly than their first blocks are."""
+    plain, sticky = numbers("multi_turn", "least_loaded"), numbers("multi_turn", "session_affinity")
+    named = numbers("multi_turn", "session_affinity", sessions=True)
+    for kept in (named, sticky):
+        assert kept.hits > 0.45 > 2 * plain.hits
+        assert kept.hits_decode > 0.5
+        assert kept.ttft_p50_s < 0.65 * plain.ttft_p50_s
+    assert named.ttft_p99_s < 1.05 * plain.ttft_p99_s
+    assert named.busiest < 1.2
     in_turn = numbers("multi_turn", "round_robin")
     assert sticky.ttft_p99_s < 0.9 * in_turn.ttft_p99_s, "it gives way where a worker has more than its share"
     crowd = numbers("shared", "session_affinity"), numbers("shared", "round_robin")
@@ -69,6 +76,49 @@ def test_least_loaded_counts_tokens_which_matters_where_prompts_are_unlike():
     by_tokens, in_turn = numbers("mixed", "least_loaded"), numbers("mixed", "round_robin")
     assert by_tokens.ttft_p99_s < 0.75 * in_turn.ttft_p99_s
     assert by_tokens.ttft_p50_s < 0.5 * in_turn.ttft_p50_s
+
+
+@pytest.mark.parametrize("policy", ["prefix_aware", "session_affinity"])
+def test_what_a_policy_is_for_it_does_in_each_pool_by_itself(policy):
+    plain = numbers("multi_turn", "least_loaded")
+    at_prefill = numbers("multi_turn", policy, decode="least_loaded", sessions=True)
+    assert at_prefill.hits > 0.45 > 2 * plain.hits
+    assert at_prefill.ttft_p50_s < 0.65 * plain.ttft_p50_s
+    assert at_prefill.ttft_p99_s < 1.05 * plain.ttft_p99_s
+    assert at_prefill.hits_decode < 1.2 * plain.hits_decode
+    at_decode = numbers("multi_turn", "least_loaded", decode=policy, sessions=True)
+    assert at_decode.hits_decode > 1.6 * plain.hits_decode
+    assert at_decode.ttft_p50_s > 0.8 * plain.ttft_p50_s, "which is prefill's doing"
+
+
+def test_four_routers_that_see_each_other_s_blocks_only_find_prefixes_as_one_does():
+    one, four = (numbers("multi_turn", "prefix_aware", num_routers=n) for n in (1, 4))
+    herd = numbers("multi_turn", "least_loaded", num_routers=4)
+    assert four.hits > 0.9 * one.hits
+    assert four.ttft_p99_s < 1.2 * one.ttft_p99_s
+    assert four.ttft_p99_s < 0.5 * herd.ttft_p99_s
+    # A burst with a new prefix reaches all four before any is told of it: that is computed more often, and no worse than blindly.
+    one, four, herd = (
+        numbers("shared", name, num_routers=n)
+        for name, n in (("prefix_aware", 1), ("prefix_aware", 4), ("least_loaded", 4))
+    )
+    assert herd.hits + 0.05 < four.hits < one.hits
+    assert four.ttft_p99_s < 1.05 * herd.ttft_p99_s
+    assert four.ttft_p50_s < 0.9 * herd.ttft_p50_s
+
+
+@pytest.mark.parametrize("load_name", ["multi_turn", "shared", "mixed"])
+def test_the_way_that_is_chosen_is_good_for_all_together_beside_always_and_never(load_name):
+    always, never, auto = (
+        numbers(load_name, "prefix_aware", ways=WAYS[mode])
+        for mode in (DisaggregationMode.ALWAYS, DisaggregationMode.NEVER, DisaggregationMode.AUTO)
+    )
+    # On `shared` it is not the better one: what a hand-over is about to bring to a decode worker counts as being there.
+    assert auto.whole_s < (1.15 if load_name == "shared" else 1.0) * always.whole_s
+    assert auto.whole_s < 0.95 * never.whole_s
+    assert auto.ttft_p99_s < 1.05 * always.ttft_p99_s < 1.05 * never.ttft_p99_s
+    assert 0.1 < auto.alone < 0.6, "it uses both"
+    assert (always.alone, never.alone) == (0.0, 1.0)
 
 
 def test_two_choices_are_nearly_as_good_as_all_and_better_where_routers_do_not_see_each_other():
@@ -86,7 +136,8 @@ def test_where_nothing_is_shared_prefix_aware_is_least_loaded():
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_every_request_ends_all_blocks_come_back_and_it_is_the_same_again(name):
     def run():
-        world = World(Setup(RouterSetup(name, name), num_routers=2), load("multi_turn")[:60])
+        auto = WAYS[DisaggregationMode.AUTO]
+        world = World(Setup(RouterSetup(name, name, ways=auto, sessions=True), num_routers=2), load("multi_turn")[:60])
         outcomes = world.run()
         world.check_idle()
         return outcomes
@@ -96,6 +147,7 @@ def test_every_request_ends_all_blocks_come_back_and_it_is_the_same_again(name):
     for outcome in first:
         assert outcome.arrived_s < outcome.first_s < outcome.second_s <= outcome.ended_s
         assert outcome.num_cached < outcome.num_prompt
+    assert len({outcome.alone for outcome in first}) == 2, "both ways were gone"
 
 
 def test_tight_decode_memory_makes_hand_offs_wait_and_no_more():
