@@ -308,3 +308,25 @@ def test_a_policy_that_fails_costs_a_request_the_least_loaded_worker_instead(fau
     pool = [candidate("a", tokens=9), candidate("b")]
     assert names(policy, pool, [QUERY] * 2) == ["b", "b"]
     assert len(faults) == 2
+
+
+def test_a_policy_of_an_installed_package_is_found_by_its_name(tmp_path, monkeypatch):
+    """As `pip install` leaves it: a module, and a dist-info that names its entry point."""
+    (tmp_path / "their_policies.py").write_text(
+        "class Last:\n"
+        "    def __init__(self, context):\n"
+        "        self.kind = context.kind\n\n"
+        "    def choose(self, candidates, query):\n"
+        "        return candidates[-1]\n"
+    )
+    about = tmp_path / "their_policies-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: their-policies\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[{catalogue.GROUP}]\nlast = their_policies:Last\n")
+    with pytest.raises(ConfigError, match="got 'last', must be one of"):
+        make_policy("last")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert {*POLICIES, "last"} <= {*policy_names()}
+    policy = make_policy("last", PolicyContext(DECODE))
+    assert policy.kind is DECODE
+    assert names(policy, [candidate("a"), candidate("b")], [QUERY]) == ["b"]
