@@ -79,6 +79,31 @@ class _Table:
         return [*ends, (having, num_blocks)]
 
 
+_Answer = tuple[Sequence[bytes], Mapping[WorkerRef, int]]  # a prompt's block hashes, and who has how many tokens of it
+
+
+class _LastNames:
+    """The short names of the prompt that was asked about last: it is asked about several times in a row."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Sequence[bytes], array[int]] | None = None
+
+    def of(self, block_hashes: Sequence[bytes]) -> array[int]:
+        """The same object has the same names, as long as it has not grown."""
+        if self._last is None or self._last[0] is not block_hashes or len(self._last[1]) != len(block_hashes):
+            self._last = block_hashes, short_names(block_hashes)
+        return self._last[1]
+
+
+def _with_prefix(
+    answer: _Answer | None, shelf: _Shelf, block_hashes: Sequence[bytes], num_blocks: int
+) -> _Answer | None:
+    """The answer, now that this worker has so many of the first blocks; None where it is another prompt's."""
+    if answer is None or answer[0] is not block_hashes or num_blocks != len(block_hashes):
+        return None
+    return block_hashes, {**answer[1], shelf.ref: num_blocks * shelf.block_size}
+
+
 class PrefixIndex:
     """Owns the table."""
 
@@ -92,9 +117,8 @@ class PrefixIndex:
         self._by_bit: dict[int, _Shelf] = {}
         self._expectations: deque[_Expectation] = deque()
         self._num_expectations = 0
-        # The last prompt that was asked about or expected: its short names, and who has what of it until anything else changes.
-        self._named: tuple[Sequence[bytes], array[int]] | None = None
-        self._answer: tuple[Sequence[bytes], Mapping[WorkerRef, int]] | None = None
+        self._names = _LastNames()
+        self._answer: _Answer | None = None  # the last, until anything changes that it does not know of
 
     def cached_tokens(self, ref: WorkerRef, block_hashes: Sequence[bytes]) -> int:
         """How many leading tokens of the prompt with these block hashes this worker has; 0 for one that is not known."""
@@ -191,8 +215,8 @@ class PrefixIndex:
         shelf = self._shelves.get(ref)
         if shelf is None or not block_hashes or not self._expect_s or len(shelf.expected) > shelf.capacity:
             return
-        names = self._names_of(block_hashes)[: shelf.capacity]
-        self._answer = self._answer_with(shelf, block_hashes, len(names))
+        names = self._names.of(block_hashes)[: shelf.capacity]
+        self._answer = _with_prefix(self._answer, shelf, block_hashes, len(names))
         self._num_expectations += 1
         number = self._num_expectations
         shelf.expected.update(dict.fromkeys(names, number))
@@ -212,22 +236,9 @@ class PrefixIndex:
             self._answer = None
             self._table.take_off(shelf.bit, [name for name in gone if name not in shelf.known])
 
-    def _names_of(self, block_hashes: Sequence[bytes]) -> array[int]:
-        if self._named is None or self._named[0] is not block_hashes or len(self._named[1]) != len(block_hashes):
-            self._named = block_hashes, short_names(block_hashes)
-        return self._named[1]
-
-    def _answer_with(
-        self, shelf: _Shelf, block_hashes: Sequence[bytes], num_blocks: int
-    ) -> tuple[Sequence[bytes], Mapping[WorkerRef, int]] | None:
-        """The last answer, now that this worker has so many of the first blocks; None where that is another prompt's."""
-        if self._answer is None or self._answer[0] is not block_hashes or num_blocks != len(block_hashes):
-            return None
-        return block_hashes, {**self._answer[1], shelf.ref: num_blocks * shelf.block_size}
-
     def _match(self, block_hashes: Sequence[bytes]) -> dict[WorkerRef, int]:
         found: dict[WorkerRef, int] = {}
-        for bits, num_blocks in self._table.prefixes(self._names_of(block_hashes)):
+        for bits, num_blocks in self._table.prefixes(self._names.of(block_hashes)):
             while bits:
                 bit = bits & -bits
                 bits ^= bit

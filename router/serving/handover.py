@@ -47,6 +47,11 @@ class Stage(IntEnum):
     DECODING = 2
     SETTLED = 3  # the hand-off's stats and the prefill worker's stages are in, or will not come
 
+    @property
+    def committed(self) -> bool:
+        """Whether decode has the KV."""
+        return self >= Stage.DECODING
+
 
 class News(IntEnum):
     """What a hand-over hears that may move it."""
@@ -147,7 +152,7 @@ class HandOver:
                     yield delta
                 if self._first_came:
                     claim.computed()
-                if self._committed:
+                if self._stage.committed:
                     claim.release()
         finally:
             self._leg.cancel()
@@ -155,13 +160,9 @@ class HandOver:
             claim.release()
             self._alarms.cancel()
 
-    @property
-    def _committed(self) -> bool:
-        return self._stage >= Stage.DECODING
-
     def _turn(self, news: News) -> None:
         self._stage = TRANSITIONS[self._stage, news]
-        if self._committed:
+        if self._stage.committed:
             self._progress.prompt_cached.set()
             if self._decode_claim is not None:
                 self._decode_claim.computed()
@@ -231,7 +232,7 @@ class HandOver:
             raise self._doubt[0]
 
     def _on_prefill_ended(self, error: DiptychError | None) -> None:
-        if self._committed and self._first_came:  # decode has all it needs
+        if self._stage.committed and self._first_came:  # decode has all it needs
             self._turn(News.NO_BOOKS)
             return
         ref = self._prefill.ref
@@ -244,10 +245,10 @@ class HandOver:
     def _on_decode_failed(self, error: DiptychError, *, lost: bool) -> None:
         """The KV is still at the prefill worker: a second push is cheaper than a second prefill. Raises after the commit."""
         # Of a worker that is there, a failed hand-off is the pair's: its breaker hears only of what is surely its own.
-        to_blame = self._decode_claim if lost or self._committed or isinstance(error, InternalError) else None
+        to_blame = self._decode_claim if lost or self._stage.committed or isinstance(error, InternalError) else None
         trial = None if to_blame is None else to_blame.trial
         error = judged(error, self._target.decode, self._means, self._progress, trial)
-        if self._committed:
+        if self._stage.committed:
             raise error
         if not lost:  # it is there, and has not got the KV
             self._means.verdicts.failed(self._pair, error)
@@ -265,7 +266,7 @@ class HandOver:
 
     def _on_handoff_failed(self, event: HandoffFailed) -> None:
         self._past.hear(event.handoff_id)
-        if event.handoff_id == self._target.handoff_id and self._committed:
+        if event.handoff_id == self._target.handoff_id and self._stage.committed:
             self._turn(News.NO_BOOKS)  # its tokens come: only the word of it did not get back to the prefill worker,
             self._leg.cancel()  # which would hold the KV for another target now
         elif event.handoff_id == self._target.handoff_id:
