@@ -1,0 +1,57 @@
+"""Our own server over gRPC, through `diptych_client`. Does not know loads."""
+
+from __future__ import annotations
+
+import time
+
+from bench.serving.requests import AskFailed, Prompt, Reply, Turn
+from contracts.pb.diptych.v1 import inference_pb2 as pb
+from diptych_client import AsyncClient, RpcFailed, Tls
+from diptych_client.options import Options
+
+
+class GrpcTarget:
+    """A router at `address` (host:port). Answers are greedy and have exactly the tokens that are asked for."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        model: str = "",
+        api_key: str | None = None,
+        tls: Tls | None = None,
+        route: pb.Route.ValueType = pb.ROUTE_UNSPECIFIED,
+    ) -> None:
+        """Made in a running event loop."""
+        self._client = AsyncClient(address, api_key=api_key, tls=tls)
+        self._model = model
+        self._route = route
+
+    async def ask(self, prompt: Prompt, output_len: int) -> Reply:
+        """See Target."""
+        if isinstance(prompt, str):
+            wire: str | list[pb.ChatMessage] | list[int] = prompt
+        elif prompt and isinstance(prompt[0], Turn):
+            turns = [turn for turn in prompt if isinstance(turn, Turn)]
+            wire = [pb.ChatMessage(role=turn.role, content=turn.content) for turn in turns]
+        else:
+            wire = [token for token in prompt if isinstance(token, int)]
+        options = Options(model=self._model, max_tokens=output_len, ignore_eos=True, temperature=0.0, route=self._route)
+        arrivals: list[float] = []
+        pieces: list[pb.GenerateResponse] = []
+        sent_s = time.monotonic()
+        try:
+            async for piece in self._client.generate(wire, **options):
+                arrivals.append(time.monotonic())
+                pieces.append(piece)
+        except RpcFailed as error:
+            raise AskFailed(str(error)) from error
+        tokens = tuple(token for piece in pieces for token in piece.token_ids)
+        times = tuple(at_s for at_s, piece in zip(arrivals, pieces, strict=True) if piece.token_ids)
+        text = "".join(piece.text for piece in pieces)
+        prompt_tokens = next((piece.usage.prompt_tokens for piece in pieces if piece.HasField("usage")), 0)
+        return Reply(sent_s, times, len(tokens), prompt_tokens, text, tokens)
+
+    async def close(self) -> None:
+        """See Target."""
+        await self._client.close()

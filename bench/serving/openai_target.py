@@ -1,0 +1,200 @@
+"""Any server that speaks OpenAI's API: streamed completions and chat completions, over HTTP.
+
+While an answer streams only bytes and arrival times are kept; they are understood when it has ended, so that measuring costs
+little. An event counts when it brings text; how many tokens there were is what the server says in `usage`, or the number of
+events where it does not. Does not know loads.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import httpx
+import msgspec
+
+from bench.serving.requests import AskFailed, Prompt, Reply, Turn
+
+_ERROR_CHARS = 300
+_CONNECT_S = 30.0
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+
+    @property
+    def words(self) -> str:
+        """What this event adds to the answer."""
+        delta = self.delta or _Delta()
+        return self.text or delta.content or delta.reasoning_content or delta.reasoning or ""
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: msgspec.Raw = msgspec.Raw()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIConfig:
+    """Where and what. `base_url` is the server's, without /v1; `extra_json` are more fields of the body, a JSON object."""
+
+    base_url: str
+    model: str
+    chat: bool = False
+    api_key: str = field(default="", repr=False)
+    ca_file: str = ""
+    ignore_eos: bool = True
+    extra_json: bytes = b"{}"
+
+
+class OpenAITarget:
+    """One server; owns its connections."""
+
+    def __init__(self, config: OpenAIConfig, transport: httpx.AsyncBaseTransport | None = None) -> None:
+        """`transport` None is the network."""
+        self._config = config
+        self._path = "/v1/chat/completions" if config.chat else "/v1/completions"
+        self._extra = msgspec.json.decode(config.extra_json, type=dict[str, msgspec.Raw])
+        headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        if config.api_key:
+            headers["authorization"] = f"Bearer {config.api_key}"
+        verify = ssl.create_default_context(cafile=config.ca_file or None)
+        self._client = httpx.AsyncClient(
+            base_url=config.base_url,
+            headers=headers,
+            timeout=httpx.Timeout(None, connect=_CONNECT_S),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            transport=transport,
+            verify=verify,
+            trust_env=False,
+        )
+
+    async def ask(self, prompt: Prompt, output_len: int) -> Reply:
+        """See Target."""
+        content = self._body(prompt, output_len)
+        chunks: list[tuple[float, bytes]] = []
+        sent_s = time.monotonic()
+        try:
+            async with self._client.stream("POST", self._path, content=content) as response:
+                async for chunk in response.aiter_raw():
+                    chunks.append((time.monotonic(), chunk))
+        except httpx.HTTPError as error:
+            raise AskFailed(f"{type(error).__name__}: {error}") from error
+        if response.status_code != httpx.codes.OK:
+            said = b"".join(chunk for _, chunk in chunks)
+            raise AskFailed(f"HTTP {response.status_code}: {_shown(said)}")
+        return read_stream(sent_s, chunks)
+
+    async def models(self) -> list[str]:
+        """The names of what is served. Raises AskFailed."""
+        try:
+            response = await self._client.get("/v1/models")
+            response.raise_for_status()
+            listed = msgspec.json.decode(response.content, type=_Models)
+        except (httpx.HTTPError, msgspec.DecodeError) as error:
+            raise AskFailed(f"{self._config.base_url}/v1/models: {error}") from error
+        return [model.id for model in listed.data]
+
+    async def close(self) -> None:
+        """See Target."""
+        await self._client.aclose()
+
+    def _body(self, prompt: Prompt, output_len: int) -> bytes:
+        body: dict[str, object] = {
+            "model": self._config.model,
+            "max_tokens": output_len,
+            "temperature": 0.0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self._config.ignore_eos:
+            body["ignore_eos"] = True
+        if self._config.chat:
+            body["messages"] = _messages(prompt)
+        elif not isinstance(prompt, str) and prompt and isinstance(prompt[0], Turn):
+            raise AskFailed("this is a conversation: it needs the chat endpoint")
+        else:
+            body["prompt"] = prompt
+        return msgspec.json.encode({**body, **self._extra})
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+def _messages(prompt: Prompt) -> list[dict[str, str]]:
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    turns = [turn for turn in prompt if isinstance(turn, Turn)]
+    if len(turns) != len(prompt):
+        raise AskFailed("token ids cannot be sent to a chat endpoint")
+    return [{"role": turn.role, "content": turn.content} for turn in turns]
+
+
+def read_stream(sent_s: float, chunks: Sequence[tuple[float, bytes]]) -> Reply:
+    """The reply that a stream of server-sent events is; an event came when its last byte did. Raises AskFailed."""
+    worded: list[float] = []
+    any_choice: list[float] = []
+    texts: list[str] = []
+    usage = _Usage()
+    done = False
+    for at_s, line in _lines(chunks):
+        if not line.startswith(b"data:"):
+            continue
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            done = True
+            break
+        event = _decode(data)
+        usage = event.usage or usage
+        if event.choices:
+            any_choice.append(at_s)
+            if event.choices[0].words:
+                worded.append(at_s)
+                texts.append(event.choices[0].words)
+    if not done:
+        raise AskFailed("the stream broke off before [DONE]")
+    arrivals = tuple(worded or any_choice)  # tokens without text, such as special ones, are tokens as well
+    return Reply(sent_s, arrivals, usage.completion_tokens or len(arrivals), usage.prompt_tokens, "".join(texts))
+
+
+def _lines(chunks: Sequence[tuple[float, bytes]]) -> list[tuple[float, bytes]]:
+    lines: list[tuple[float, bytes]] = []
+    rest = b""
+    for at_s, chunk in chunks:
+        *whole, rest = (rest + chunk).split(b"\n")
+        lines += [(at_s, line.rstrip(b"\r")) for line in whole]
+    return [*lines, (chunks[-1][0], rest)] if chunks and rest else lines
+
+
+def _decode(data: bytes) -> _Event:
+    try:
+        event = msgspec.json.decode(data, type=_Event)
+    except msgspec.DecodeError as error:
+        raise AskFailed(f"not an event of a completion: {error}: {_shown(data)}") from error
+    if bytes(event.error) not in {b"", b"null"}:
+        raise AskFailed(f"the stream ended in an error: {_shown(bytes(event.error))}")
+    return event
+
+
+def _shown(said: bytes) -> str:
+    return " ".join(said[:_ERROR_CHARS].decode("utf-8", "replace").split())
