@@ -203,6 +203,7 @@ def _door_argv(door: DoorOptions) -> list[str]:
     argv = ["--max-waiting", str(admission.max_waiting)]
     argv += ["--max-body", str(door.max_body_bytes), "--request-timeout", str(door.request_timeout_s)]
     argv += ["--tool-call-parser", door.chat.tool_call_parser]
+    argv += [] if door.tracing is None else ["--otlp-endpoint", door.tracing.endpoint]
     argv += ["--trust-request-chat-template"] if door.chat.trust_request_chat_template else []
     for flag, value in (
         ("--max-running", admission.max_running),

@@ -13,6 +13,8 @@ from pathlib import Path
 from cli.clustersecurity import SecurityOptions
 from engine.execution.config import ENVIRONMENT as EXECUTION_ENVIRONMENT
 from engine.models.store.config import ENVIRONMENT as STORE_ENVIRONMENT
+from observability.tracing.config import ENVIRONMENT as TRACING_ENVIRONMENT
+from observability.tracing.config import TracingConfig
 from registry.config import ENVIRONMENT as REGISTRY_ENVIRONMENT
 from registry.config import SECRETS, RedisConfig
 from router.config import AdmissionConfig, ChatConfig, DisaggregationConfig, LimitsConfig, PolicyConfig
@@ -24,6 +26,7 @@ ENVIRONMENT = (
     STORE_ENVIRONMENT
     | EXECUTION_ENVIRONMENT
     | REGISTRY_ENVIRONMENT
+    | TRACING_ENVIRONMENT
     | {
         "OMP_NUM_THREADS": "threads of OpenMP loops in torch; --threads wins over it",
         "MKL_NUM_THREADS": "threads of MKL; --threads wins over it",
@@ -95,6 +98,7 @@ class DoorOptions:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     max_body_bytes: int = 8 * MIB
     request_timeout_s: float = 600.0
+    tracing: TracingConfig | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,7 @@ class GenerationRequest:
     priority: int = 0
     deadline_s: float | None = None
     traceparent: str = ""
+    tracestate: str = ""
 
     @property
     def num_tokens(self) -> int:

@@ -84,6 +84,7 @@ def request_to_pb(request: GenerationRequest) -> pb.Request:
         priority=request.priority,
         deadline_s=request.deadline_s,
         traceparent=request.traceparent,
+        tracestate=request.tracestate,
     )
 
 
@@ -103,6 +104,7 @@ def request_from_pb(message: pb.Request) -> GenerationRequest:
         priority=message.priority,
         deadline_s=message.deadline_s if message.HasField("deadline_s") else None,
         traceparent=message.traceparent,
+        tracestate=message.tracestate,
     )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from contracts.errors import ConfigError
 from contracts.secret import ClusterSecret
+from observability.tracing.config import TracingConfig
 from registry.config import RedisConfig
 from rpc.channel import ChannelConfig
 from rpc.server import ServerConfig
@@ -274,6 +275,7 @@ class RouterConfig:
     disaggregation: DisaggregationConfig = field(default_factory=DisaggregationConfig)
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
     access: AccessConfig = field(default_factory=AccessConfig)
+    tracing: TracingConfig | None = None
     request_timeout_s: float = 600.0
     drain_timeout_s: float = 30.0
 

@@ -45,6 +45,7 @@ class ChatPrompt:
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
 MAX_ANSWERS = 128  # in one request, to all its prompts
+_TRACESTATE_CHARS = 512
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -81,6 +82,7 @@ class Ask:
     route: Route | None = None
     timeout_s: float | None = None
     traceparent: str = ""
+    tracestate: str = ""
     session: str = ""
     caller: Caller = ANYBODY
 
@@ -159,3 +161,8 @@ class Piece:
 def valid_traceparent(given: str) -> str:
     """A W3C trace context as it came; anything else is dropped, as the standard asks."""
     return given if _TRACEPARENT.fullmatch(given) else ""
+
+
+def valid_tracestate(given: str, traceparent: str) -> str:
+    """What came beside that trace context; dropped where it is of no use or longer than the standard asks anybody to carry."""
+    return given if traceparent and len(given) <= _TRACESTATE_CHARS and given.isascii() and given.isprintable() else ""

@@ -31,7 +31,7 @@ from router.admission.gate import Entry
 from router.admission.rate_limits import length
 from router.choosing.route import Route
 from router.choosing.sessions import session_in
-from router.exchange import Ask, Piece, Prompt, TextPrompt, TokenPrompt, valid_traceparent
+from router.exchange import Ask, Piece, Prompt, TextPrompt, TokenPrompt, valid_traceparent, valid_tracestate
 from router.grpc_chat import chat_prompt
 from router.key_door import authorization
 from router.keys import Doorkeeper
@@ -75,9 +75,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     ) -> AsyncIterator[pb.GenerateResponse]:
         """See the service's definition."""
         caller = self._doorkeeper.caller(authorization(tuple(context.invocation_metadata() or ())))
-        ask = ask_from_pb(request, self._service.card, self._rules, self._new_id, _traceparent(context))
+        traceparent = valid_traceparent(_metadata(context, "traceparent"))
+        ask = ask_from_pb(request, self._service.card, self._rules, self._new_id, traceparent)
+        tracestate = valid_tracestate(_metadata(context, "tracestate"), traceparent)
         session = session_in(context.invocation_metadata() or ())
-        ask = replace(ask, caller=caller, timeout_s=context.time_remaining(), session=session)
+        ask = replace(ask, caller=caller, timeout_s=context.time_remaining(), session=session, tracestate=tracestate)
         try:
             async with aclosing(self._service.answer(ask, self._timeout_s)) as pieces:
                 async for piece in pieces:
@@ -238,6 +240,5 @@ def _route_from_pb(value: pb.Route.ValueType) -> Route | None:
     return _ROUTE_FROM_PB[value]
 
 
-def _traceparent(context: _GenerateContext) -> str:
-    metadata = context.invocation_metadata() or ()
-    return valid_traceparent(next((str(value) for key, value in metadata if key == "traceparent"), ""))
+def _metadata(context: _GenerateContext, name: str) -> str:
+    return next((str(value) for key, value in context.invocation_metadata() or () if key == name), "")

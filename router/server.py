@@ -46,6 +46,7 @@ from router.serving.retry_budget import RetryBudget
 from router.text.model_card import load_model_card
 from router.text.prompting import Prompter
 from router.text.template_processes import TemplateProcesses
+from router.tracing import open_tracing
 from router.workers.breaker_news import BreakerNews
 from router.workers.breakers import Breakers
 from router.workers.canary import Canary
@@ -60,6 +61,7 @@ from rpc.server import join_address
 log = get_logger(__name__)
 _EXPIRY_CHECKS_PER_TTL = 4
 _HEALTH_CHECK_S = 0.5
+_LAST_SPANS_S = 2.0
 
 
 class RouterServer:
@@ -106,6 +108,7 @@ class RouterServer:
         self._registry.subscribe(flow.on_change)
         gate = Gate(self._admission, self._limits, Admission(READERS, clock, series.shed))
         service = Inference(self._prompter, gate, flow, self._registry, clock, metrics)
+        service.tracing = self._tracing = open_tracing(config.tracing, new_id())
         service.listen = heard if config.access.log_prompts else unheard
         limits = FrontLimits(config.http.max_body_bytes, config.request_timeout_s)
         rules = ChatRules(card, config.chat)
@@ -162,6 +165,8 @@ class RouterServer:
         await self.placement.close()
         await self._pools.close()
         await self._membership.close()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close, _LAST_SPANS_S)
 
     async def _keep_house(self) -> None:
         """Forget silent workers, move requests away from stalled ones, let gRPC health follow whether one can be served."""

@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from contracts.clock import Clock
 from contracts.errors import DeadlineExceeded, DiptychError, InvalidRequest, ModelNotFound
@@ -30,8 +31,12 @@ from router.serving.account import Account
 from router.serving.answers import Answers, Making
 from router.serving.flow import Flow
 from router.serving.progress import Job
+from router.serving.trace import Trace
 from router.text.prompting import Prompter
 from router.workers.registry import Registry
+
+if TYPE_CHECKING:
+    from observability.tracing.otel import Tracing
 
 log = get_logger(__name__)
 MAX_STOPS = 16
@@ -59,11 +64,16 @@ class Inference:
         self._clock = clock
         self._metrics = metrics
         self.listen: Listener = unheard  # hears what is asked and answered
+        self.tracing: Tracing | None = None
 
     async def answer(self, ask: Ask, timeout_s: float) -> AsyncGenerator[Piece, None]:
         """The answers in pieces, each answer's last with an ending. It may take `timeout_s`; the ask itself may say less."""
         account = Account(ask, self._clock.now())
         times = account.times
+        trace = None
+        if self.tracing is not None:
+            trace = Trace(self.tracing, ask, self.card.name, times.arrived, self._clock)
+            ask = trace.ask
         try:
             self._validate(ask)
             deadline = times.arrived + (timeout_s if ask.timeout_s is None else min(timeout_s, ask.timeout_s))
@@ -72,6 +82,8 @@ class Inference:
                 jobs = await self._tokenise(ask, deadline)
                 times.tokenised = self._clock.now()
                 answers = account.answers = Answers(ask, jobs, times, self._making)
+                if trace is not None:
+                    trace.follow(answers)
                 quota = entry.quota
                 try:
                     async with aclosing(self.listen(ask, answers.pieces())) as pieces:
@@ -87,7 +99,10 @@ class Inference:
             account.failed(error)
             raise
         finally:
-            account.write(self._clock.now(), self._metrics, log)
+            now = self._clock.now()
+            sample = account.write(now, self._metrics, log)
+            if trace is not None:
+                trace.end(now, sample, account)
 
     @asynccontextmanager
     async def reading(self, caller: Caller, tokens: float, timeout_s: float) -> AsyncIterator[Entry]:
@@ -170,6 +185,7 @@ class Inference:
             priority=ask.caller.allowed(ask.priority),
             session=ask.session_key,
             traceparent=ask.traceparent,
+            tracestate=ask.tracestate,
         )
 
     def _bounded(self, ask: Ask, num_prompt: int, context: int, known: Sequence[WorkerInfo]) -> SamplingParams:

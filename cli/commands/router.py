@@ -14,6 +14,7 @@ from cli.commands.chatflags import CHAT_OPTIONS, ChatFlags, chat_config
 from cli.commands.doorflags import DOOR_OPTIONS, DoorFlags, cluster_secret, doors
 from cli.commands.policyflags import POLICY_OPTIONS, PolicyFlags, policy_config
 from cli.commands.registryflags import REGISTRY_OPTIONS, RegistryFlags, redis_config
+from cli.commands.tracingflags import TracingFlags, otlp_option, traces
 from cli.commands.wayflags import WAY_OPTIONS, WayFlags, disaggregation_config
 from cli.options import SectionedCommand, apply
 from engine.models.store import model_name
@@ -21,7 +22,7 @@ from router.config import CanaryConfig, HttpConfig, RouterConfig
 from rpc.server import ServerConfig
 
 
-class RouterFlags(AdmissionFlags, ChatFlags, DoorFlags, PolicyFlags, RegistryFlags, WayFlags):
+class RouterFlags(AdmissionFlags, ChatFlags, DoorFlags, PolicyFlags, RegistryFlags, TracingFlags, WayFlags):
     """What click hands over, checked by the options below."""
 
     model: Path
@@ -52,6 +53,7 @@ OPTIONS = (
     *CHAT_OPTIONS,
     *ADMISSION_OPTIONS,
     flags.drain_timeout_option,
+    otlp_option,
     flags.exit_with_option,
     flags.service_log_level_option,
     flags.log_prompts_option,
@@ -80,6 +82,7 @@ def router_config(given: RouterFlags) -> RouterConfig:
         redis=redis_config(given),
         canary=CanaryConfig(interval_s=given["canary_interval"]),
         disaggregation=disaggregation_config(given),
+        tracing=traces(given),
         request_timeout_s=given["request_timeout"],
         drain_timeout_s=given["drain_timeout"],
     )

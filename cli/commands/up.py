@@ -24,6 +24,7 @@ from cli.commands.chatflags import CHAT_OPTIONS, ChatFlags, chat_config
 from cli.commands.doorflags import KEY_OPTIONS, SECTION, KeyFlags, check_secret, secret_option
 from cli.commands.policyflags import POLICY_OPTIONS, PolicyFlags, policy_config
 from cli.commands.registryflags import REGISTRY_OPTIONS, RegistryFlags, redis_config
+from cli.commands.tracingflags import TracingFlags, otlp_option, traces
 from cli.commands.wayflags import WAY_OPTIONS, WayFlags, disaggregation_config
 from cli.config import ClusterConfig, DoorOptions, RestartPolicy, WorkerOptions, default_threads
 from cli.modelsource import fetch
@@ -40,7 +41,7 @@ from rpc.process import StopSignals
 STOP_MARGIN_S = 15.0
 
 
-class UpFlags(AdmissionFlags, ChatFlags, KeyFlags, PolicyFlags, RegistryFlags, WayFlags):
+class UpFlags(AdmissionFlags, ChatFlags, KeyFlags, PolicyFlags, RegistryFlags, TracingFlags, WayFlags):
     """What click hands over, checked by the options below."""
 
     model: str
@@ -129,6 +130,7 @@ OPTIONS = (
         help="Where --tls puts ca.pem, by which clients know the cluster. [default: a temporary folder]",
     ),
     flags.drain_timeout_option,
+    otlp_option,
     option(
         "--start-timeout",
         section="Running",
@@ -184,6 +186,7 @@ def cluster_config(given: UpFlags, model_dir: Path, security: SecurityOptions | 
             limits=limits_config(given),
             max_body_bytes=given["max_body"],
             request_timeout_s=given["request_timeout"],
+            tracing=traces(given),
         ),
         workers=workers,
         security=security if security is not None else SecurityOptions(),

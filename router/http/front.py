@@ -23,7 +23,7 @@ from contracts.errors import DiptychError, InternalError
 from observability.metrics import RouterMetrics
 from router.admission.deadlines import wanted_timeout_s
 from router.choosing.sessions import HEADER, session_of
-from router.exchange import Ask, TextPrompt, valid_traceparent
+from router.exchange import Ask, TextPrompt, valid_traceparent, valid_tracestate
 from router.health import HealthReport
 from router.http.answer import AnswerResponse, error_response
 from router.http.body import FrontLimits, Refused, read_body
@@ -211,9 +211,11 @@ def _envelope(request: Incoming, body: CommonBody, request_id: str) -> Envelope:
     headers = request.headers
     if body.request_id and not given_name(headers):
         request_id = checked_name("request_id", body.request_id)
+    traceparent = valid_traceparent(headers.get("traceparent", ""))
     return Envelope(
         request_id=request_id,
-        traceparent=valid_traceparent(headers.get("traceparent", "")),
+        traceparent=traceparent,
+        tracestate=valid_tracestate(headers.get("tracestate", ""), traceparent),
         caller=caller_of(request.scope),
         timeout_s=wanted_timeout_s(headers),
         session=session_of(headers.get(HEADER), body.prompt_cache_key, body.user),

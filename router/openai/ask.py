@@ -30,6 +30,7 @@ class Envelope:
 
     request_id: str
     traceparent: str = ""
+    tracestate: str = ""
     caller: Caller = ANYBODY
     timeout_s: float | None = None
     session: str = ""
@@ -94,6 +95,7 @@ def base_ask(
         route=route,
         timeout_s=envelope.timeout_s,
         traceparent=envelope.traceparent,
+        tracestate=envelope.tracestate,
         session=envelope.session,
         caller=envelope.caller,
     )

@@ -36,8 +36,8 @@ class Account:
         """What the client hears instead, or behind what it has."""
         self._outcome = error.code.value
 
-    def write(self, now: float, metrics: RouterMetrics, log: Log) -> None:
-        """It is over."""
+    def write(self, now: float, metrics: RouterMetrics, log: Log) -> RequestSample:
+        """It is over; what it came to."""
         sample = self._sample(now)
         metrics.request_finished(sample)
         ask = self._ask
@@ -56,6 +56,7 @@ class Account:
             **self._where(),
             **self._way(),
         )
+        return sample
 
     def _sample(self, now: float) -> RequestSample:
         times, answers, outcome = self.times, self.answers, self._outcome

@@ -61,7 +61,8 @@ class Flow:
             watch: Watch | None = None
             try:
                 attempt, watch = await self._next_attempt(progress)
-                async with aclosing(attempt.deltas()) as deltas:
+                made, story = attempt.deltas(), progress.story
+                async with aclosing(made if story is None else story.told(made, progress)) as deltas:
                     async for delta in deltas:
                         now = self._means.clock.now()
                         progress.accept(delta)

@@ -164,6 +164,8 @@ class HandOver:
         self._stage = TRANSITIONS[self._stage, news]
         if self._stage.committed:
             self._progress.prompt_cached.set()
+            if self._progress.story is not None:
+                self._progress.story.committed()
             if self._decode_claim is not None:
                 self._decode_claim.computed()
 

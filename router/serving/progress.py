@@ -34,6 +34,7 @@ from router.choosing.route import Decision, Route
 from router.config import RetryConfig
 from router.policies import Query
 from router.serving.retry_budget import RetryBudget
+from router.serving.story import Story
 
 log = get_logger(__name__)
 _HARMLESS_TOKENS = 8  # who makes so many more in between is not what its workers die of
@@ -52,6 +53,7 @@ class Job:
     priority: int = 0
     session: str = ""  # see Ask.session_key
     traceparent: str = ""
+    tracestate: str = ""
 
 
 class Progress:
@@ -86,6 +88,7 @@ class Progress:
         self.avoid: set[WorkerRef] = set()
         self.at: dict[WorkerKind, WorkerRef] = {}
         self.beside = beside
+        self.story: Story | None = None  # set where the request is traced
         self._clock = clock
         self._retry = retry
         self._budget = budget
@@ -119,6 +122,7 @@ class Progress:
             priority=self.job.priority,
             deadline_s=self.time_left_s,
             traceparent=self.job.traceparent,
+            tracestate=self.job.tracestate,
         )
 
     def departed(self, route: Route) -> None:

@@ -31,8 +31,8 @@ class InferenceStub(object):
     Deadlines: a call's deadline is the request's whole time, queues included. When it passes, whatever the request holds on any
     worker is freed; a call without one gets the router's own limit. Cancelling a call does the same at once.
 
-    Metadata a call may carry: `authorization: Bearer KEY` where the router has API keys; `traceparent` (W3C), passed on as it
-    came; `x-session-id`, to keep a conversation on one worker where the router's policy heeds it.
+    Metadata a call may carry: `authorization: Bearer KEY` where the router has API keys; `traceparent` and
+    `tracestate` (W3C), passed on; `x-session-id`, to keep a conversation on one worker where the router's policy heeds it.
 
     Errors are google.rpc.Status in `grpc-status-details-bin`, each with ErrorInfo (domain "diptych", reason: the error's name):
     INVALID_ARGUMENT     a field is wrong; BadRequest.field_violations name it, its value and its limit
@@ -79,8 +79,8 @@ class InferenceServicer(object):
     Deadlines: a call's deadline is the request's whole time, queues included. When it passes, whatever the request holds on any
     worker is freed; a call without one gets the router's own limit. Cancelling a call does the same at once.
 
-    Metadata a call may carry: `authorization: Bearer KEY` where the router has API keys; `traceparent` (W3C), passed on as it
-    came; `x-session-id`, to keep a conversation on one worker where the router's policy heeds it.
+    Metadata a call may carry: `authorization: Bearer KEY` where the router has API keys; `traceparent` and
+    `tracestate` (W3C), passed on; `x-session-id`, to keep a conversation on one worker where the router's policy heeds it.
 
     Errors are google.rpc.Status in `grpc-status-details-bin`, each with ErrorInfo (domain "diptych", reason: the error's name):
     INVALID_ARGUMENT     a field is wrong; BadRequest.field_violations name it, its value and its limit
@@ -160,8 +160,8 @@ class Inference(object):
     Deadlines: a call's deadline is the request's whole time, queues included. When it passes, whatever the request holds on any
     worker is freed; a call without one gets the router's own limit. Cancelling a call does the same at once.
 
-    Metadata a call may carry: `authorization: Bearer KEY` where the router has API keys; `traceparent` (W3C), passed on as it
-    came; `x-session-id`, to keep a conversation on one worker where the router's policy heeds it.
+    Metadata a call may carry: `authorization: Bearer KEY` where the router has API keys; `traceparent` and
+    `tracestate` (W3C), passed on; `x-session-id`, to keep a conversation on one worker where the router's policy heeds it.
 
     Errors are google.rpc.Status in `grpc-status-details-bin`, each with ErrorInfo (domain "diptych", reason: the error's name):
     INVALID_ARGUMENT     a field is wrong; BadRequest.field_violations name it, its value and its limit

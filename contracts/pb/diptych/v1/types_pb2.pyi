@@ -369,6 +369,7 @@ class Request(google.protobuf.message.Message):
     PRIORITY_FIELD_NUMBER: builtins.int
     DEADLINE_S_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
+    TRACESTATE_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Names one attempt on one worker; unique for ever."""
     priority: builtins.int
@@ -376,7 +377,9 @@ class Request(google.protobuf.message.Message):
     deadline_s: builtins.float
     """Seconds left when this message was sent; absent is no limit."""
     traceparent: builtins.str
-    """W3C trace context, passed on as it came."""
+    """W3C trace context of whom this is done for: the span of the router that traces, else what the client sent."""
+    tracestate: builtins.str
+    """What goes with it, as W3C has it; often empty."""
     @property
     def prompt_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The prompt."""
@@ -399,9 +402,10 @@ class Request(google.protobuf.message.Message):
         priority: builtins.int = ...,
         deadline_s: builtins.float | None = ...,
         traceparent: builtins.str = ...,
+        tracestate: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_deadline_s", b"_deadline_s", "deadline_s", b"deadline_s", "sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_deadline_s", b"_deadline_s", "deadline_s", b"deadline_s", "output_token_ids", b"output_token_ids", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "traceparent", b"traceparent"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_deadline_s", b"_deadline_s", "deadline_s", b"deadline_s", "output_token_ids", b"output_token_ids", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "traceparent", b"traceparent", "tracestate", b"tracestate"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_deadline_s", b"_deadline_s"]) -> typing.Literal["deadline_s"] | None: ...
 
 Global___Request: typing_extensions.TypeAlias = Request

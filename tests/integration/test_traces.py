@@ -1,0 +1,278 @@
+"""What an OTLP collector is told of requests: one tree each, whose stages stand beside each other inside the request."""
+
+import asyncio
+import logging
+import time
+
+import grpc
+import pytest
+
+from contracts.errors import ConfigError
+from contracts.pb.diptych.v1 import inference_pb2, inference_pb2_grpc
+from observability.tracing.config import TracingConfig, tracing_config
+from router.config import DisaggregationConfig, DisaggregationMode
+from router.tracing import open_tracing
+from tests.integration.otlp_collector import Span, running_collector
+from tests.integration.router_harness import router_config, running_router
+from tests.integration.scripted_workers import STATS
+
+TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+SAMPLED, UNSAMPLED = f"00-{TRACE}-{CALLER}-01", f"00-{TRACE}-{CALLER}-00"
+BODY = {"model": "tiny", "prompt": "It is a truth", "max_tokens": 6}
+WAYS = ("prefill", "transfer", "decode")
+
+
+@pytest.fixture(autouse=True)
+def prompt_spans(monkeypatch):
+    for name in ("OTEL_TRACES_SAMPLER", "OTEL_SDK_DISABLED", "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
+
+
+@pytest.fixture
+async def collector():
+    async with running_collector() as made:
+        yield made
+
+
+@pytest.fixture
+async def served(tmp_path, collector):
+    async with running_router(router_config(tmp_path, tracing=TracingConfig(collector.endpoint))) as running:
+        yield running
+
+
+def names(spans: list[Span]) -> list[str]:
+    return [span.name for span in spans]
+
+
+def check_nested(root: Span, children: list[Span]) -> None:
+    for child in children:
+        assert child.trace == root.trace
+        assert root.begun <= child.begun <= child.ended <= root.ended, child.name
+
+
+async def test_stages_are_siblings_inside_the_request(served, collector):
+    (prefill,), _ = await served.cluster.pools(1, 1)
+    sent = {"traceparent": SAMPLED, "tracestate": "vendor=42", "x-request-id": "r-1"}
+    response = await served.http.post("/v1/completions", json=BODY, headers=sent)
+    assert response.status_code == 200
+    (root,) = await collector.requests()
+    assert (root.name, root.trace, root.parent, root.failed) == ("text_completion tiny", TRACE, CALLER, False)
+    assert root.service == "diptych-router"
+    assert root.state == "vendor=42"
+    children = collector.below(root)
+    assert names(children) == ["admission", "tokenise", "route", *WAYS]
+    assert len(collector.spans) == 7  # nothing is below a stage
+    check_nested(root, children)
+    by_name = {span.name: span for span in children}
+    assert by_name["prefill"].ended <= by_name["decode"].begun
+    assert by_name["prefill"].values["diptych.worker.id"] == "p0"
+    assert by_name["prefill"].values["diptych.prefill.compute_s"] == pytest.approx(0.002)
+    assert by_name["transfer"].values["diptych.transfer.bytes"] == STATS.kv_bytes
+    assert by_name["decode"].values["diptych.worker.id"] == "d0"
+    assert by_name["decode"].values["diptych.output_tokens"] == 5
+    # The workers are told of the request's own span, so that whatever they do for it can be hung below it.
+    seen = prefill.seen[-1]
+    assert seen.traceparent == f"00-{TRACE}-{root.ident}-01"
+    assert seen.tracestate == "vendor=42"
+
+
+async def test_a_request_has_the_names_that_dashboards_look_for(served, collector):
+    await served.cluster.pools(1, 1)
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "temperature": 0.5}
+    response = await served.http.post("/v1/chat/completions", json=body, headers={"x-request-id": "r-2"})
+    usage = response.json()["usage"]
+    (root,) = await collector.requests()
+    assert root.name == "chat tiny"
+    assert root.parent == ""
+    expected = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "diptych",
+        "gen_ai.request.model": "tiny",
+        "gen_ai.response.model": "tiny",
+        "gen_ai.request.id": "r-2",
+        "gen_ai.request.max_tokens": 3,
+        "gen_ai.request.temperature": 0.5,
+        "gen_ai.usage.input_tokens": usage["prompt_tokens"],
+        "gen_ai.usage.output_tokens": usage["completion_tokens"],
+        "gen_ai.response.finish_reasons": ["length"],
+        "diptych.route": "disaggregated",
+    }
+    assert {name: root.values.get(name) for name in expected} == expected
+    took_s = (root.ended - root.begun) / 1e9
+    assert root.values["gen_ai.latency.e2e"] == pytest.approx(took_s, abs=1e-4)
+    assert 0 < root.values["gen_ai.latency.time_to_first_token"] <= took_s
+    for name in ("time_in_queue", "time_in_model_prefill", "time_in_model_decode", "time_in_model_inference"):
+        assert 0 <= root.values[f"gen_ai.latency.{name}"] <= took_s
+    assert "error.type" not in root.values
+
+
+async def test_an_answer_that_moves_has_stages_of_each_attempt(served, collector):
+    _, (first, second) = await served.cluster.pools(1, 2)
+    first.faults.die_after_tokens = second.faults.die_after_tokens = 2
+    response = await served.http.post("/v1/completions", json=BODY | {"max_tokens": 8})
+    assert response.status_code == 200
+    (root,) = await collector.requests()
+    assert not root.failed
+    children = collector.below(root)
+    check_nested(root, children)
+    decodes = [span for span in children if span.name == "decode"]
+    assert len(decodes) >= 2
+    assert [span.values["diptych.attempt"] for span in decodes] == list(range(1, len(decodes) + 1))
+    assert decodes[0].values["error.type"] == "UNAVAILABLE"
+    assert decodes[0].failed
+    assert not decodes[-1].failed
+    assert decodes[0].values["diptych.worker.id"] != decodes[1].values["diptych.worker.id"]
+    for number in range(1, len(decodes) + 1):
+        of_it = [span for span in children if span.values.get("diptych.attempt") == number]
+        assert sorted(names(of_it)) == sorted(WAYS)
+
+
+async def test_each_of_n_answers_has_its_stages(served, collector):
+    await served.cluster.pools(1, 1)
+    await served.http.post("/v1/completions", json=BODY | {"n": 2})
+    (root,) = await collector.requests()
+    assert root.values["gen_ai.request.choice.count"] == 2
+    assert root.values["gen_ai.usage.output_tokens"] == 12
+    children = collector.below(root)
+    check_nested(root, children)
+    for index in (0, 1):
+        assert sorted(names([s for s in children if s.values.get("diptych.answer.index") == index])) == sorted(WAYS)
+    assert names(children).count("route") == 1
+
+
+async def test_one_worker_alone_has_no_transfer(tmp_path, collector):
+    changes = {
+        "tracing": TracingConfig(collector.endpoint),
+        "disaggregation": DisaggregationConfig(DisaggregationMode.NEVER),
+    }
+    async with running_router(router_config(tmp_path, **changes)) as served:
+        await served.cluster.pools(0, 1)
+        await served.http.post("/v1/completions", json=BODY)
+        (root,) = await collector.requests()
+    children = collector.below(root)
+    assert names(children) == ["admission", "tokenise", "route", "prefill", "decode"]
+    assert {s.values["diptych.worker.id"] for s in children[3:]} == {"d0"}
+
+
+async def test_a_failed_request_says_why_and_nothing_of_its_prompt(served, collector):
+    refused = await served.http.post("/v1/completions", json=BODY | {"prompt": "secret words", "model": "other"})
+    assert refused.status_code == 404
+    (root,) = await collector.requests()
+    assert root.failed
+    assert root.values["error.type"] == "NOT_FOUND"
+    assert root.said == "NOT_FOUND"
+    failed = await served.http.post("/v1/completions", json=BODY | {"prompt": "secret words"})
+    assert failed.status_code == 503  # no workers
+    root = (await collector.requests(2))[1]
+    assert root.values["error.type"] == "UNAVAILABLE"
+    route = collector.below(root)[-1]
+    assert (route.name, route.values["error.type"]) == ("route", "UNAVAILABLE")
+    assert "secret" not in repr(collector.spans)
+
+
+async def test_a_client_that_leaves_cancels_the_stage_that_ran(served, collector):
+    _, (decode,) = await served.cluster.pools(1, 1)
+    decode.faults.hold.clear()
+    async with served.http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as response:
+        await anext(response.aiter_lines())
+        await asyncio.sleep(0.05)
+    (root,) = await collector.requests()
+    assert root.values["error.type"] == "CANCELLED"
+    children = collector.below(root)
+    check_nested(root, children)
+    assert [span.name for span in children if span.failed] == [children[-1].name]
+    assert children[-1].name in ("transfer", "decode")
+
+
+async def test_what_the_caller_does_not_sample_is_passed_on_and_not_told(served, collector):
+    (prefill,), _ = await served.cluster.pools(1, 1)
+    async with grpc.aio.insecure_channel(served.target) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        for sent in (UNSAMPLED, SAMPLED):
+            request = inference_pb2.GenerateRequest(text="It is", sampling={"max_tokens": 2})
+            metadata = (("traceparent", sent), ("tracestate", "v=1"))
+            async for _ in stub.Generate(request, metadata=metadata):
+                pass
+    (root,) = await collector.requests()
+    assert len([span for span in collector.spans if span.kind == 2]) == 1
+    first, second = prefill.seen
+    assert first.traceparent.startswith(f"00-{TRACE}-")
+    assert first.traceparent.endswith("-00")
+    assert first.tracestate == "v=1"
+    assert second.traceparent == f"00-{TRACE}-{root.ident}-01"
+
+
+async def test_a_collector_that_is_away_costs_a_line_and_no_request(tmp_path, caplog, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
+    caplog.set_level(logging.WARNING)
+    async with running_router(router_config(tmp_path, tracing=TracingConfig("http://127.0.0.1:9"))) as served:
+        await served.cluster.pools(1, 1)
+        for _ in range(3):
+            assert (await served.http.post("/v1/completions", json=BODY)).status_code == 200
+            await asyncio.sleep(0.3)
+        began = time.monotonic()
+    assert time.monotonic() - began < 6
+    assert [r.getMessage() for r in caplog.records if "trace" in r.getMessage()] == [
+        "traces are lost: their collector does not take them"
+    ]
+    assert not [r for r in caplog.records if r.name.startswith("opentelemetry")]
+
+
+async def test_what_a_client_sends_goes_on_where_nobody_traces(tmp_path):
+    async with running_router(router_config(tmp_path)) as served:
+        (prefill,), _ = await served.cluster.pools(1, 1)
+        await served.http.post("/v1/completions", json=BODY, headers={"traceparent": SAMPLED, "tracestate": "a=b"})
+        assert (prefill.seen[-1].traceparent, prefill.seen[-1].tracestate) == (SAMPLED, "a=b")
+        await served.http.post("/v1/completions", json=BODY, headers={"tracestate": "a=b"})
+        assert prefill.seen[-1].tracestate == ""  # of no trace
+
+
+def test_a_missing_extra_is_said(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "opentelemetry", None)
+    for name in [
+        n for n in __import__("sys").modules if n.startswith(("opentelemetry.", "observability.tracing.otel"))
+    ]:
+        monkeypatch.delitem(__import__("sys").modules, name)
+    with pytest.raises(ConfigError, match=r"pip install 'diptych\[otel\]'"):
+        open_tracing(TracingConfig("http://127.0.0.1:4317"), "i")
+    assert open_tracing(None, "i") is None
+
+
+@pytest.mark.parametrize(
+    ("flag", "env", "endpoint"),
+    [
+        (None, {}, None),
+        ("http://a:1", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://b:2"}, "http://a:1"),
+        (None, {"OTEL_EXPORTER_OTLP_ENDPOINT": "https://b:2/"}, "https://b:2"),
+        (
+            None,
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://b:2", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c:3"},
+            "http://c:3",
+        ),
+        (None, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://b:2", "OTEL_TRACES_EXPORTER": "none"}, None),
+        ("http://a:1", {"OTEL_SDK_DISABLED": "true"}, None),
+    ],
+)
+def test_a_flag_or_the_usual_variables_turn_it_on(monkeypatch, flag, env, endpoint):
+    for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    config = tracing_config(flag)
+    assert (config and config.endpoint) == endpoint
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:4317", "http://host", "ftp://a:1", "http://a:99999", "http://a:1/v1/traces"]
+)
+def test_an_address_that_cannot_be_used_is_named(url):
+    with pytest.raises(ValueError, match="--otlp-endpoint: got"):
+        tracing_config(url)
+
+
+def test_another_protocol_is_refused(monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://a:4318")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    with pytest.raises(ValueError, match="must be grpc"):
+        tracing_config(None)
