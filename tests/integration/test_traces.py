@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import signal
+import sys
 import time
 
 import grpc
@@ -15,6 +17,7 @@ from router.tracing import open_tracing
 from tests.integration.otlp_collector import Span, running_collector
 from tests.integration.router_harness import router_config, running_router
 from tests.integration.scripted_workers import STATS
+from tests.integration.test_up import up
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, UNSAMPLED = f"00-{TRACE}-{CALLER}-01", f"00-{TRACE}-{CALLER}-00"
@@ -228,12 +231,30 @@ async def test_what_a_client_sends_goes_on_where_nobody_traces(tmp_path):
         assert prefill.seen[-1].tracestate == ""  # of no trace
 
 
+async def test_real_workers_under_up_are_told_the_way(tmp_path, collector):
+    """The flag reaches the router; what its clock saw holds what the workers measured of themselves."""
+    with up(
+        tmp_path, "--otlp-endpoint", collector.endpoint, "--disaggregate", "always", "--canary-interval", "0"
+    ) as cluster:
+        assert await asyncio.to_thread(cluster.complete)
+        cluster.process.send_signal(signal.SIGTERM)
+        (root,) = await collector.requests()
+        assert await asyncio.to_thread(cluster.process.wait, 30) == 0
+    children = {span.name: span for span in collector.below(root)}
+    assert list(children) == ["admission", "tokenise", "route", *WAYS]
+    check_nested(root, list(children.values()))
+    prefill, transfer, decode = (children[name] for name in WAYS)
+    inside = prefill.values["diptych.prefill.queue_s"] + prefill.values["diptych.prefill.compute_s"]
+    assert 0 < inside <= (prefill.ended - prefill.begun) / 1e9
+    assert 0 < decode.values["diptych.decode.first_step_s"] <= (decode.ended - decode.begun) / 1e9 + 0.01
+    assert transfer.values["diptych.transfer.bytes"] > 0
+    assert transfer.values["diptych.transfer.connector"] in ("shm", "tcp")
+
+
 def test_a_missing_extra_is_said(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "opentelemetry", None)
-    for name in [
-        n for n in __import__("sys").modules if n.startswith(("opentelemetry.", "observability.tracing.otel"))
-    ]:
-        monkeypatch.delitem(__import__("sys").modules, name)
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    for name in [n for n in sys.modules if n.startswith(("opentelemetry.", "observability.tracing.otel"))]:
+        monkeypatch.delitem(sys.modules, name)
     with pytest.raises(ConfigError, match=r"pip install 'diptych\[otel\]'"):
         open_tracing(TracingConfig("http://127.0.0.1:4317"), "i")
     assert open_tracing(None, "i") is None

@@ -53,7 +53,9 @@ SAMPLING = SamplingParams(
     logprobs=0,
     prompt_logprobs=2,
 )
-REQUEST = GenerationRequest("r-1", (1, 2), SAMPLING, (3,), priority=-2, deadline_s=1.5, traceparent="00-a-b-01")
+REQUEST = GenerationRequest(
+    "r-1", (1, 2), SAMPLING, (3,), priority=-2, deadline_s=1.5, traceparent="00-a-b-01", tracestate="v=1"
+)
 LOGPROB = TokenLogprob(4, -0.5, 1, ((4, -0.5), (2, -1.5)))
 STAGES = StageTimes(*(0.5 + i for i in range(10)))
 LAYOUT = KVLayout("m", "bfloat16", 2, 3, 4, 16, 1, 9)
