@@ -83,6 +83,7 @@ ROOT = LazyGroup(
         "generate": LazyCommand("cli.commands.generate", "generate", "Answer prompts offline, with the engine alone."),
         "model": LazyCommand("cli.commands.model", "model", "Get models."),
         "key": LazyCommand("cli.commands.key", "key", "Make, list and revoke API keys."),
+        "bench": LazyCommand("cli.commands.bench", "bench", "Measure a server under load, or the engine alone."),
         "doctor": LazyCommand("cli.commands.doctor", "doctor", "Say what is wrong with this environment."),
         "router": LazyCommand("cli.commands.router", "router", "Run one router: the door for clients."),
         "prefill": LazyCommand("cli.commands.prefill", "prefill", "Run one prefill worker."),

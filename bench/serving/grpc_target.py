@@ -52,6 +52,13 @@ class GrpcTarget:
         prompt_tokens = next((piece.usage.prompt_tokens for piece in pieces if piece.HasField("usage")), 0)
         return Reply(sent_s, times, len(tokens), prompt_tokens, text, tokens)
 
+    async def models(self) -> list[str]:
+        """The names of what is served. Raises AskFailed."""
+        try:
+            return [model.name for model in await self._client.models()]
+        except RpcFailed as error:
+            raise AskFailed(str(error)) from error
+
     async def close(self) -> None:
         """See Target."""
         await self._client.close()

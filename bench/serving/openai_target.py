@@ -183,7 +183,7 @@ def _lines(chunks: Sequence[tuple[float, bytes]]) -> list[tuple[float, bytes]]:
     for at_s, chunk in chunks:
         *whole, rest = (rest + chunk).split(b"\n")
         lines += [(at_s, line.rstrip(b"\r")) for line in whole]
-    return [*lines, (chunks[-1][0], rest)] if chunks and rest else lines
+    return [*lines, (chunks[-1][0], rest)] if rest.strip() == b"data: [DONE]" else lines  # half a line is none
 
 
 def _decode(data: bytes) -> _Event:

@@ -1,0 +1,273 @@
+"""`diptych bench`: what a server does under load (`serve`), what the engine does alone (`latency`, `throughput`)."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypedDict, Unpack
+
+import click
+import msgspec
+
+from bench.cluster import vocab_size_of
+from bench.serving.grpc_target import GrpcTarget
+from bench.serving.measures import JsonObject
+from bench.serving.offline import batch_latency, throughput
+from bench.serving.openai_target import OpenAIConfig, OpenAITarget
+from bench.serving.requests import AskFailed, BenchRequest, Form, Outcome, Target
+from bench.serving.results import Results, table, write_results
+from bench.serving.serve import Point, ServeConfig, Watch, requests_maker, serve
+from bench.serving.synthetic import Shape, random_prompts
+from bench.serving.writer import Writer
+from cli.commands import flags
+from cli.commands.benchflags import SERVE_OPTIONS, SHAPE_OPTIONS, ServeFlags, data_config, serve_config
+from cli.modelsource import fetch
+from cli.offline import build_engine
+from cli.options import SectionedCommand, apply, option
+from cli.progress import working
+from contracts.errors import ConfigError
+from contracts.pb.diptych.v1 import inference_pb2 as pb
+from diptych_client import Tls
+from engine.build import ModelRuntimeConfig
+from engine.engine import Engine
+
+ROUTES = {
+    "any": pb.ROUTE_UNSPECIFIED,
+    "disaggregated": pb.ROUTE_DISAGGREGATED,
+    "colocated": pb.ROUTE_COLOCATED,
+}
+SAY_EVERY_S = {True: 0.25, False: 10.0}  # on a terminal, elsewhere
+
+
+@click.group("bench")
+def bench() -> None:
+    """Measure a server under load, or the engine alone."""
+
+
+class Progress:
+    """How far a load is, on stderr: one line that is written over on a terminal, a line now and then elsewhere.
+
+    It is drawn at most four times a second by whoever ends a request, not by a thread: that would disturb what is measured.
+    """
+
+    def __init__(self) -> None:
+        self._total = self._done = self._failed = 0
+        self._label = ""
+        self._began_s = self._next_s = 0.0
+        self._terminal = sys.stderr.isatty()
+
+    def point(self, point: Point, count: int) -> None:
+        """A load begins."""
+        self._total, self._done, self._failed, self._label = count, 0, 0, point.label
+        self._began_s = time.monotonic()
+        self._next_s = self._began_s + SAY_EVERY_S[self._terminal]
+
+    def done(self, outcome: Outcome) -> None:
+        """A request has ended."""
+        self._done += 1
+        self._failed += not outcome.ok
+        now_s = time.monotonic()
+        if now_s >= self._next_s or self._done == self._total:
+            self._next_s = now_s + SAY_EVERY_S[self._terminal]
+            self._draw(now_s - self._began_s)
+
+    def _draw(self, took_s: float) -> None:
+        width = 24
+        full = width * self._done // self._total
+        bar = "#" * full + "." * (width - full)
+        failed = f", {self._failed} failed" if self._failed else ""
+        line = f"{self._label}: [{bar}] {self._done}/{self._total}{failed}, {took_s:.1f} s"
+        last = self._done == self._total
+        click.echo(f"\r\x1b[K{line}" if self._terminal else line, err=True, nl=last or not self._terminal)
+
+
+@bench.command("serve", cls=SectionedCommand)
+@click.argument("more_goodput", nargs=-1, metavar="")
+def serve_command(**given: Unpack[ServeFlags]) -> None:
+    """Send a load to a server and say what its users would have seen.
+
+    Latencies count from when a request should have been sent. Result fields have the names of `vllm bench serve`.
+
+    \b
+    Examples:
+      diptych bench serve --num-prompts 200 --request-rate 4 --input-len 512 --output-len 64
+      diptych bench serve --request-rate 1,2,4,8 --goodput ttft:500 tpot:50 --result-dir results/
+      diptych bench serve --backend openai --base-url http://127.0.0.1:8080 --max-concurrency 1,4,16
+      diptych bench serve --dataset-name mooncake --dataset-path trace.jsonl --trace-speed 2
+    """
+    import uvloop
+
+    config = serve_config(given)
+    data = data_config(given, given["backend"])
+    make = requests_maker(data)
+    make(0)  # what is wrong with the data is said before anybody is asked
+    progress = Progress()
+    watch = Watch(progress.point, progress.done)
+    model, measured = uvloop.run(_serve(given, make, config, watch))
+    label = given["label"] or given["backend"]
+    head: JsonObject = {
+        "label": label,
+        "backend": given["backend"],
+        "model_id": model,
+        "tokenizer_id": None if data.tokenizer is None else data.tokenizer.name,
+        "dataset_name": data.dataset,
+    }
+    results = Results(label, tuple((point, head | fields) for point, fields in measured))
+    click.echo(table(results), err=True)
+    if given["result_dir"] is None:
+        for _, fields in results.points:
+            click.echo(msgspec.json.encode(fields).decode())
+    else:
+        for path in write_results(results, given["result_dir"], plots=given["plots"], say=_say):
+            _say(f"wrote {path}")
+    if not any(fields["completed"] for _, fields in results.points):
+        raise AskFailed(f"no request was answered: {results.first_error}")
+
+
+apply(SERVE_OPTIONS, serve_command)
+
+
+async def _serve(
+    given: ServeFlags, make: Callable[[int], tuple[BenchRequest, ...]], config: ServeConfig, watch: Watch
+) -> tuple[str, list[tuple[Point, JsonObject]]]:
+    model, target = await _target(given)
+    try:
+        return model, await serve(target, make, config, watch)
+    finally:
+        await target.close()
+
+
+async def _target(given: ServeFlags) -> tuple[str, Target]:
+    """The server, and the name of the model that it is asked for. Raises AskFailed, ConfigError."""
+    key = _first_line(given["api_key_file"])
+    model = given["model"] or ""
+    if given["backend"] == "diptych":
+        tls = None if given["tls_ca"] is None else Tls(ca=given["tls_ca"].read_bytes())
+        ours = GrpcTarget(given["address"], model=model, api_key=key, tls=tls, route=ROUTES[given["route"]])
+        return model or await _only(given["address"], ours.models()), ours
+    if given["route"] != "any":
+        raise ConfigError(f"--route: {given['route']} needs --backend diptych")
+    if not given["base_url"].startswith(("http://", "https://")):
+        raise ConfigError(f"--base-url: {given['base_url']!r} must begin with http:// or https://")
+    wanted = OpenAIConfig(
+        base_url=given["base_url"].rstrip("/").removesuffix("/v1"),
+        model=model,
+        chat=given["backend"] == "openai-chat",
+        api_key=key or "",
+        ca_file="" if given["tls_ca"] is None else str(given["tls_ca"]),
+        ignore_eos=not given["no_ignore_eos"],
+    )
+    if not model:
+        asked = OpenAITarget(wanted)
+        try:
+            model = await _only(wanted.base_url, asked.models())
+        finally:
+            await asked.close()
+    return model, OpenAITarget(replace(wanted, model=model))
+
+
+async def _only(where: str, asked: Awaitable[list[str]]) -> str:
+    names = await asked
+    if len(names) != 1:
+        raise ConfigError(f"--model: {where} serves {', '.join(names) or 'nothing'}; name one")
+    return names[0]
+
+
+def _first_line(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-key-file: {path}: {error}") from error
+    if not lines[0].strip():
+        raise ConfigError(f"--api-key-file: {path} is empty")
+    return lines[0].strip()
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+class OfflineFlags(TypedDict):
+    """What click hands over of `latency` and `throughput`."""
+
+    model: str
+    cache_dir: Path | None
+    dtype: str
+    max_model_len: int | None
+    kv_memory: int | None
+    threads: int | None
+    num_prompts: int
+    input_len: int
+    output_len: int | None
+    range_ratio: float
+    seed: int
+
+
+class LatencyFlags(OfflineFlags):
+    """What click hands over of `latency`."""
+
+    batch_size: int
+    num_iters: int
+    num_iters_warmup: int
+
+
+OFFLINE_OPTIONS = (
+    flags.model_option,
+    flags.dtype_option,
+    flags.max_model_len_option,
+    flags.cache_dir_option,
+    *SHAPE_OPTIONS,
+    flags.kv_memory_option(None, "KV memory. [default: measured, half of what is free]"),
+    flags.threads_option("Compute threads. [default: all cores]"),
+)
+
+
+@bench.command("latency", cls=SectionedCommand)
+@option("--batch-size", section="Batch", type=click.IntRange(min=1), default=8, help="Prompts at once.")
+@option("--num-iters", section="Batch", type=click.IntRange(min=1), default=10, help="Batches that are measured.")
+@option("--num-iters-warmup", section="Batch", type=click.IntRange(min=0), default=2, help="Batches before them.")
+def latency(**given: Unpack[LatencyFlags]) -> None:
+    """Measure how long the engine alone takes for a batch of one shape. The result is JSON on stdout."""
+    engine, vocab_size = _engine(given, given["batch_size"])
+    shape = _shape(given, given["batch_size"])
+    count = given["num_iters"] + given["num_iters_warmup"]
+    batches = [random_prompts(shape, Writer(Form.IDS, given["seed"] + number, vocab_size)) for number in range(count)]
+    with working("Measuring") as say:
+        done = iter(range(1, count + 1))
+        result = batch_latency(engine, batches, given["num_iters_warmup"], lambda: say(f"{next(done)} of {count}"))
+    click.echo(msgspec.json.encode(result).decode())
+
+
+@bench.command("throughput", cls=SectionedCommand)
+def throughput_command(**given: Unpack[OfflineFlags]) -> None:
+    """Measure how many tokens a second the engine alone computes when all prompts are there at once. JSON on stdout."""
+    engine, vocab_size = _engine(given, given["num_prompts"])
+    warm = random_prompts(_shape(given, 1), Writer(Form.IDS, given["seed"] + 1, vocab_size))
+    requests = random_prompts(_shape(given, given["num_prompts"]), Writer(Form.IDS, given["seed"], vocab_size))
+    with working("Measuring"):
+        throughput(engine, warm)
+        result = throughput(engine, requests)
+    click.echo(msgspec.json.encode(result).decode())
+
+
+apply(OFFLINE_OPTIONS, latency)
+apply(OFFLINE_OPTIONS, throughput_command)
+
+
+def _shape(given: OfflineFlags, count: int) -> Shape:
+    return Shape(count, given["input_len"], given["output_len"] or 64, given["range_ratio"])
+
+
+def _engine(given: OfflineFlags, count: int) -> tuple[Engine, int]:
+    model_dir = fetch(given["model"], given["cache_dir"])
+    runtime = ModelRuntimeConfig(
+        model_dir, dtype=given["dtype"], max_model_len=given["max_model_len"], threads=given["threads"]
+    )
+    with working("Loading the model"):
+        engine = build_engine(runtime, given["kv_memory"], max_waiting=count)
+    return engine, vocab_size_of(model_dir)

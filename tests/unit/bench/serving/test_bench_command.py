@@ -1,0 +1,157 @@
+"""`diptych bench serve` from its flags to its files, against a server in this process; what is wrong is one line and exit 2."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.serving.openai_target import OpenAIConfig, OpenAITarget, read_stream
+from bench.serving.requests import AskFailed
+from cli.main import run
+
+EVENTS = (
+    b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\r\n\r\n',
+    b'data: {"choices":[{"delta":{"content":"a"}}]}\n\ndata: {"choices":[{"delta":{"con',
+    b'tent":"b"}}]}\n\n',
+    b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":4}}\n\ndata: [DONE]\n\n',
+)
+
+
+@pytest.fixture
+def base_url() -> Iterator[str]:
+    """Answers each completion at once; a model "busy" with 429."""
+    loop = asyncio.new_event_loop()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        length = int(head.split(b"content-length:")[1].split(b"\r\n")[0]) if b"content-length:" in head else 0
+        body = await reader.readexactly(length)
+        status, content = b"200 OK", b"".join(EVENTS)
+        if head.startswith(b"get"):
+            content = b'{"data": [{"id": "small"}]}'
+        elif b'"busy"' in body:
+            status, content = b"429 Too Many Requests", b'{"error": {"message": "come again"}}'
+        writer.write(
+            b"HTTP/1.1 %s\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % (status, len(content)) + content
+        )
+        await writer.drain()
+        writer.close()
+
+    server = loop.run_until_complete(asyncio.start_server(answer, "127.0.0.1", 0))
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    server.close()
+    loop.run_until_complete(server.wait_closed())
+    loop.close()
+
+
+def serve(base_url: str, *args: str) -> int:
+    return run(["bench", "serve", "--backend", "openai", "--base-url", base_url, "--num-prompts", "4", *args])
+
+
+def test_a_sweep_writes_a_file_a_load_and_one_page_with_the_plots_inside(
+    base_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "out"
+    code = serve(
+        base_url, "--max-concurrency", "1,2", "--result-dir", str(folder), "--label", "<a>", "--save-detailed",
+        "--goodput", "ttft:60000", "e2el:60000", "--metric-percentiles", "50,99.9",
+    )  # fmt: skip
+    said = capsys.readouterr().err
+    assert code == 0, said
+    found = json.loads((folder / "-a--concurrency-2.json").read_text())
+    assert (found["model_id"], found["backend"], found["completed"], found["max_concurrency"]) == (
+        "small",
+        "openai",
+        4,
+        2,
+    )
+    assert found["request_rate"] == "inf" and found["request_goodput"] == found["request_throughput"]
+    assert found["total_output_tokens"] == 16 and found["total_input_tokens"] == 28 and len(found["ttfts"]) == 4
+    assert {"p50_ttft_ms", "p99.9_itl_ms", "median_tpot_ms", "std_e2el_ms"} <= found.keys()
+    page = (folder / "report.html").read_text()
+    assert "&lt;a&gt; under load" in page and "<a>" not in page and page.count("data:image/png;base64,") == 2
+    assert "src=" not in page.replace('src="data:', "") and "http" not in page.replace("https://", "")
+    assert (folder / "latency.png").read_bytes().startswith(b"\x89PNG")
+    assert "concurrency-1: [####" in said and "goodput" in said
+
+
+def test_without_a_folder_the_results_are_json_on_stdout(base_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve(base_url, "--request-rate", "200,inf", "--burstiness", "inf") == 0
+    rates = [json.loads(line)["request_rate"] for line in capsys.readouterr().out.splitlines()]
+    assert rates == [200.0, "inf"]
+
+
+def test_a_server_that_refuses_is_quoted_in_one_line(base_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for warmups in ("0", "1"):
+        assert serve(base_url, "--model", "busy", "--num-warmups", warmups) == 1
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert last.startswith("error: ") and "HTTP 429" in last and "come again" in last
+
+
+def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve("http://127.0.0.1:9", "--model", "x") == 1
+    assert "error: ConnectError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--request-rate", "0"], ["--request-rate", "'0'", "1e-06"]),
+        (["--request-rate", "1,fast"], ["--request-rate", "'fast'", "number"]),
+        (["--request-rate", "nan"], ["--request-rate", "'nan'"]),
+        (["--burstiness", "-1"], ["--burstiness", "'-1'"]),
+        (["--max-concurrency", "1.5"], ["--max-concurrency", "'1.5'", "whole"]),
+        (["--goodput", "itl:5"], ["--goodput", "'itl:5'", "ttft:MS"]),
+        (["stray"], ["unexpected", "'stray'"]),
+        (["--metric-percentiles", "101"], ["--metric-percentiles", "'101'", "100"]),
+        (["--dataset-name", "mooncake"], ["--dataset-name", "mooncake", "--dataset-path"]),
+        (["--dataset-path", "README.md"], ["random", "--dataset-path"]),
+        (["--dataset-name", "shared-prefix"], ["--prefix-len", "0"]),
+        (["--backend", "openai-chat", "--form", "ids"], ["--form", "ids", "openai-chat"]),
+        (["--vocab-size", "10"], ["--vocab-size", "10", "256"]),
+        (["--backend", "openai", "--base-url", "nowhere"], ["--base-url", "'nowhere'", "http://"]),
+        (["--backend", "openai", "--route", "colocated"], ["--route", "colocated", "diptych"]),
+    ],
+)
+def test_bad_flags_are_one_line_and_exit_2(
+    args: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["bench", "serve", *args]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1
+    assert [word for word in words if word not in said] == []
+
+
+def test_an_event_came_when_its_last_byte_did_and_tokens_are_as_the_server_counts() -> None:
+    reply = read_stream(1.0, list(zip((2.0, 3.0, 4.0, 5.0), EVENTS, strict=True)))
+    assert reply.arrivals_s == (3.0, 4.0) and (reply.text, reply.output_tokens, reply.prompt_tokens) == ("ab", 4, 7)
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        (EVENTS[:2], "broke off"),
+        ((b'data: {"error": {"message": "worker lost"}}\n\n',), "worker lost"),
+        ((b"data: [1]\n\n",), "not an event"),
+        ((b"data: [DONE]\n\n",), "no token"),
+    ],
+)
+def test_an_answer_that_broke_off_is_a_failure(events: tuple[bytes, ...], said: str) -> None:
+    with pytest.raises(AskFailed, match=said):
+        read_stream(1.0, [(2.0, event) for event in events])
+
+
+async def test_ids_are_not_for_a_chat() -> None:
+    target = OpenAITarget(OpenAIConfig("http://127.0.0.1:9", "x", chat=True))
+    with pytest.raises(AskFailed, match="token ids"):
+        await target.ask((1, 2), 1)
+    await target.close()
