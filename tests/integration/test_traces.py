@@ -9,7 +9,7 @@ import time
 import grpc
 import pytest
 
-from contracts.errors import ConfigError
+from contracts.errors import ConfigError, TransferFailed
 from contracts.pb.diptych.v1 import inference_pb2, inference_pb2_grpc
 from observability.tracing.config import TracingConfig, tracing_config
 from router.config import DisaggregationConfig, DisaggregationMode
@@ -129,6 +129,48 @@ async def test_an_answer_that_moves_has_stages_of_each_attempt(served, collector
     for number in range(1, len(decodes) + 1):
         of_it = [span for span in children if span.values.get("diptych.attempt") == number]
         assert sorted(names(of_it)) == sorted(WAYS)
+
+
+async def test_a_worker_that_drains_is_said_to(served, collector):
+    _, (first, second) = await served.cluster.pools(1, 2)
+    first.faults.drain_after_tokens = second.faults.drain_after_tokens = 3
+    await served.http.post("/v1/completions", json=BODY | {"max_tokens": 6})
+    (root,) = await collector.requests()
+    assert not root.failed
+    errors = [span.values.get("error.type") for span in collector.below(root) if span.name == "decode"]
+    assert errors[0] == "DRAINING"
+    assert errors[-1] is None
+
+
+async def test_a_second_target_is_one_transfer_that_failed_once(served, collector):
+    (prefill,), _ = await served.cluster.pools(1, 2)
+    prefill.faults.handoff_failures = [TransferFailed("no")]
+    await served.http.post("/v1/completions", json=BODY)
+    (root,) = await collector.requests()
+    children = collector.below(root)
+    check_nested(root, children)
+    assert names(children)[3:] == list(WAYS)
+    assert children[4].values["diptych.transfer.failures"] == 1
+    assert not children[4].failed
+
+
+async def test_a_commit_that_is_heard_first_puts_nothing_outside(served, collector):
+    (prefill,), _ = await served.cluster.pools(1, 1)
+    prefill.faults.commit_before_first = True
+    await served.http.post("/v1/completions", json=BODY)
+    (root,) = await collector.requests()
+    children = collector.below(root)
+    check_nested(root, children)
+    by_name = {span.name: span for span in children}
+    assert by_name["prefill"].begun <= by_name["transfer"].begun
+    assert by_name["transfer"].ended < by_name["prefill"].ended <= by_name["decode"].begun
+
+
+async def test_one_token_needs_no_hand_off(served, collector):
+    await served.cluster.pools(1, 1)
+    await served.http.post("/v1/completions", json=BODY | {"max_tokens": 1})
+    (root,) = await collector.requests()
+    assert names(collector.below(root)) == ["admission", "tokenise", "route", "prefill"]
 
 
 async def test_each_of_n_answers_has_its_stages(served, collector):
