@@ -32,8 +32,7 @@ class Results:
     @property
     def first_error(self) -> str:
         """What the first failed request failed of."""
-        errors = (fields["errors"] for _, fields in self.points)
-        return next((str(error) for listed in errors if isinstance(listed, list) for error in listed if error), "")
+        return next((said for _, fields in self.points if (said := _first_error(fields))), "")
 
 
 def table(results: Results) -> str:
@@ -47,6 +46,8 @@ def table(results: Results) -> str:
         )
         if fields["request_goodput"] is not None:
             rates += f", goodput {number(fields['request_goodput'])} requests/s"
+        if fields["failed"]:
+            counts += f"; {fields['failed']} failed, one of them: {_first_error(fields)}"
         names = statistics_of(fields)
         lines = [f"{results.label} {point.label}: {counts}", rates]
         lines.append("ms    " + "".join(f"{name:>11}" for name in names))
@@ -54,6 +55,11 @@ def table(results: Results) -> str:
             lines.append(f"{metric:<6}" + "".join(f"{number(fields[f'{name}_{metric}_ms']):>11}" for name in names))
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
+
+
+def _first_error(fields: JsonObject) -> str:
+    errors = fields["errors"]
+    return next((str(error) for error in errors if error), "") if isinstance(errors, list) else ""
 
 
 def statistics_of(fields: JsonObject) -> tuple[str, ...]:

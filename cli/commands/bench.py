@@ -23,7 +23,7 @@ from bench.serving.serve import Point, ServeConfig, Watch, requests_maker, serve
 from bench.serving.synthetic import Shape, random_prompts
 from bench.serving.writer import Writer
 from cli.commands import flags
-from cli.commands.benchflags import SERVE_OPTIONS, SHAPE_OPTIONS, ServeFlags, data_config, serve_config
+from cli.commands.benchflags import NUM_PROMPTS, SERVE_OPTIONS, SHAPE_OPTIONS, ServeFlags, data_config, serve_config
 from cli.modelsource import fetch
 from cli.offline import build_engine
 from cli.options import SectionedCommand, apply, option
@@ -201,11 +201,16 @@ class OfflineFlags(TypedDict):
     max_model_len: int | None
     kv_memory: int | None
     threads: int | None
-    num_prompts: int
     input_len: int
     output_len: int | None
     range_ratio: float
     seed: int
+
+
+class ThroughputFlags(OfflineFlags):
+    """What click hands over of `throughput`."""
+
+    num_prompts: int
 
 
 class LatencyFlags(OfflineFlags):
@@ -244,7 +249,7 @@ def latency(**given: Unpack[LatencyFlags]) -> None:
 
 
 @bench.command("throughput", cls=SectionedCommand)
-def throughput_command(**given: Unpack[OfflineFlags]) -> None:
+def throughput_command(**given: Unpack[ThroughputFlags]) -> None:
     """Measure how many tokens a second the engine alone computes when all prompts are there at once. JSON on stdout."""
     engine, vocab_size = _engine(given, given["num_prompts"])
     warm = random_prompts(_shape(given, 1), Writer(Form.IDS, given["seed"] + 1, vocab_size))
@@ -256,7 +261,7 @@ def throughput_command(**given: Unpack[OfflineFlags]) -> None:
 
 
 apply(OFFLINE_OPTIONS, latency)
-apply(OFFLINE_OPTIONS, throughput_command)
+apply((NUM_PROMPTS, *OFFLINE_OPTIONS), throughput_command)
 
 
 def _shape(given: OfflineFlags, count: int) -> Shape:

@@ -66,8 +66,11 @@ class ServeFlags(DataFlags):
     plots: bool
 
 
+NUM_PROMPTS = option(
+    "--num-prompts", section="Data", type=_COUNT, default=100, metavar="N", help="Requests of one load."
+)
+
 SHAPE_OPTIONS = (
-    option("--num-prompts", section="Data", type=_COUNT, default=100, metavar="N", help="Requests of one load."),
     option("--input-len", section="Data", type=_COUNT, default=256, metavar="TOKENS", help="Of prompts made up."),
     option(
         "--output-len",
@@ -129,6 +132,7 @@ SERVE_OPTIONS = (
         "sharegpt (JSON), mooncake (JSONL with hash_ids), azure (CSV).",
     ),
     option("--dataset-path", section="Data", type=_FILE, metavar="FILE"),
+    NUM_PROMPTS,
     *SHAPE_OPTIONS,
     option("--prefix-len", section="Data", type=click.IntRange(min=0), default=0, metavar="TOKENS", help="Shared."),
     option("--num-prefixes", section="Data", type=_COUNT, default=1, metavar="N", help="Groups that share one."),

@@ -93,7 +93,9 @@ def test_without_a_folder_the_results_are_json_on_stdout(base_url: str, capsys: 
 def test_a_server_that_refuses_is_quoted_in_one_line(base_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     for warmups in ("0", "1"):
         assert serve(base_url, "--model", "busy", "--num-warmups", warmups) == 1
-        last = capsys.readouterr().err.splitlines()[-1]
+        said = capsys.readouterr().err
+        assert ("4 failed, one of them: HTTP 429" in said) == (warmups == "0")
+        last = said.splitlines()[-1]
         assert last.startswith("error: ") and "HTTP 429" in last and "come again" in last
 
 
