@@ -14,7 +14,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from bench.serving.requests import AskFailed, BenchRequest, Outcome, Prompt, Reply, Target, Turn
 
@@ -140,11 +140,6 @@ def with_times(requests: Sequence[BenchRequest], speed: float) -> tuple[float, .
     """The times that the data give, `speed` times faster; None where they give none."""
     times = [request.at_s for request in requests]
     return None if None in times else tuple(at_s / speed for at_s in times if at_s is not None)
-
-
-def without_turns(requests: Sequence[BenchRequest]) -> tuple[BenchRequest, ...]:
-    """The same requests, none of which waits for another."""
-    return tuple(replace(request, after=None) for request in requests)
 
 
 async def _until(due_s: float) -> None:

@@ -209,6 +209,8 @@ def numbers(flag: str, text: str | None, *, low: float, high: float, whole: bool
         if not low <= number <= high:
             kind = "a whole number" if whole else "a number"
             raise ConfigError(f"{flag}: {part!r} must be {kind} from {low:g} to {high:g}")
+        if number in found:
+            raise ConfigError(f"{flag}: {part!r} is given twice")
         found.append(number)
     return tuple(found)
 

@@ -109,6 +109,7 @@ def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str])
     [
         (["--request-rate", "0"], ["--request-rate", "'0'", "1e-06"]),
         (["--request-rate", "1,fast"], ["--request-rate", "'fast'", "number"]),
+        (["--request-rate", "1,2,1.0"], ["--request-rate", "'1.0'", "twice"]),
         (["--request-rate", "nan"], ["--request-rate", "'nan'"]),
         (["--burstiness", "-1"], ["--burstiness", "'-1'"]),
         (["--max-concurrency", "1.5"], ["--max-concurrency", "'1.5'", "whole"]),
