@@ -4,32 +4,68 @@ a secret that its processes prove to each other that they know, made anew at eac
     cluster_security(…) ──▶ SecurityOptions: what each process's command line says, and how this one reaches them
 
 With keys or TLS, workers announce themselves at a port of their own on this machine, so that users do not reach it. Between
-the processes TLS is mutual; users are shown a certificate and need none. Does not know how processes are started.
+the processes TLS is mutual; users are shown a certificate and need none; it is renewed while the cluster runs. What a cluster
+that was killed has left on the disk, the next one takes away. Does not know how processes are started.
 """
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
+import os
+import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from cli.ports import WILDCARDS, KeptPort
+from contracts.clock import Clock
 from contracts.errors import ConfigError
+from observability.log import get_logger
+from router.keys import read_key_file
 from rpc.authority import CA_FILE, CERT_FILE, KEY_FILE, Authority, Period, write_identity
 from rpc.secret_file import write_new_secret
 from rpc.tls import TlsConfig
 
-_DAYS = 30.0
+log = get_logger(__name__)
+_DAYS, _AUTHORITY_DAYS = 30.0, 3650.0  # the authority's key is in this process only, and ends with it
+_RENEW_S, _AGAIN_S = _DAYS / 3 * 86_400, 3600.0
 _LOCAL = ("localhost", "127.0.0.1", "::1")
+_PREFIX, _LOCK_FILE = "diptych-secrets-", "lock"
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """A cluster's certificate in `folder`, by an authority that only this process has."""
+
+    folder: Path
+    authority: Authority
+    names: Sequence[str]
+
+    def write(self) -> None:
+        """A new one, good for a month from now on. Raises ConfigError when it cannot be written."""
+        write_identity(self.folder, self.authority, self.authority.issue(self.names, Period.of_days(_DAYS)))
+
+    async def keep(self, clock: Clock) -> None:
+        """Renew it long before it ends, until cancelled; every process takes the new one by itself."""
+        pause_s = _RENEW_S
+        while True:
+            await clock.sleep(pause_s)
+            try:
+                await asyncio.to_thread(self.write)
+                pause_s = _RENEW_S
+            except ConfigError as error:
+                pause_s = _AGAIN_S
+                log.error("the certificates could not be renewed", error, again_in_s=pause_s)
 
 
 @dataclass(frozen=True, slots=True)
 class SecurityOptions:
     """`tls` is a folder with the cluster's certificate, its key and the authority's certificate; None is without TLS. `secret`
-    is the file with the cluster's secret; None is without one.
+    is the file with the cluster's secret; None is without one. `renewed` are certificates that somebody must keep.
     """
 
     api_keys: Path | None = None
@@ -37,6 +73,7 @@ class SecurityOptions:
     tls: Path | None = None
     log_prompts: bool = False
     secret: Path | None = None
+    renewed: Certificates | None = None
 
     @property
     def apart(self) -> bool:
@@ -92,17 +129,46 @@ def cluster_security(
         raise ConfigError("--protect-metrics: needs --api-keys beside it")
     if not tls and tls_dir is not None:
         raise ConfigError("--tls-dir: needs --tls beside it")
-    with tempfile.TemporaryDirectory(prefix="diptych-secrets-") as own:
-        secret = Path(own) / "cluster-secret"
+    if api_keys is not None:
+        read_key_file(api_keys)
+    with _own_folder() as own:
+        secret = own / "cluster-secret"
         write_new_secret(secret)
         if not tls:
             yield SecurityOptions(api_keys, protect_metrics, secret=secret)
             return
-        folder = (tls_dir if tls_dir is not None else Path(own)).absolute()
-        period = Period.of_days(_DAYS)
-        authority = Authority.new("Diptych local cluster", period)
-        write_identity(folder, authority, authority.issue(_names(host), period))
-        yield SecurityOptions(api_keys, protect_metrics, folder, secret=secret)
+        folder = (tls_dir if tls_dir is not None else own).absolute()
+        authority = Authority.new("Diptych local cluster", Period.of_days(_AUTHORITY_DAYS))
+        certificates = Certificates(folder, authority, _names(host))
+        certificates.write()
+        yield SecurityOptions(api_keys, protect_metrics, folder, secret=secret, renewed=certificates)
+
+
+@contextmanager
+def _own_folder() -> Iterator[Path]:
+    """For secrets of this process, for its user's eyes only. Locked while it lives: whose lock is free, its owner was killed."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        _remove_left(left)
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as name:
+        own = Path(name)
+        fresh = own / f".{_LOCK_FILE}"
+        with fresh.open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            fresh.rename(own / _LOCK_FILE)  # nobody finds it before it is locked
+            yield own
+
+
+def _remove_left(folder: Path) -> None:
+    try:
+        if folder.lstat().st_uid != os.getuid():
+            return
+        with (folder / _LOCK_FILE).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder)
+    except (BlockingIOError, FileNotFoundError):
+        return  # of a cluster that runs, or that is about to begin or to end
+    except OSError as error:
+        log.info("what another cluster has left stays", folder=str(folder), reason=error)
 
 
 def _names(host: str) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ from cli.options import POSITIVE_SECONDS, SectionedCommand, apply, option
 from cli.process import ProcessStatus
 from cli.readyfile import ReadyFile
 from cli.status import LiveDisplay, PlainDisplay, make_display
+from contracts.clock import MonotonicClock
 from contracts.errors import ConfigError
 from engine.models.store import model_name
 from observability.log import configure_logging
@@ -119,7 +120,7 @@ OPTIONS = (
         "--tls",
         section=SECTION,
         is_flag=True,
-        help="TLS at every port, mutual between the processes, by an authority made at each start, for 30 days. For "
+        help="TLS at every port, mutual between the processes, by an authority made at each start. For "
         "real certificates start the processes by themselves.",
     ),
     option(
@@ -261,6 +262,21 @@ async def run_cluster(config: ClusterConfig, announcer: Announcer) -> None:
 
 async def _serve(cluster: LocalCluster, announcer: Announcer) -> None:
     cluster.start()
+    certificates = cluster.config.security.renewed
+    work = [asyncio.ensure_future(_until_failed(cluster, announcer))]
+    if certificates is not None:
+        work.append(asyncio.ensure_future(certificates.keep(MonotonicClock())))
+    try:
+        ended, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
+    finally:
+        for task in work:
+            task.cancel()
+        await asyncio.wait(work)
+
+
+async def _until_failed(cluster: LocalCluster, announcer: Announcer) -> None:
     await cluster.wait_ready()
     announcer.ready(cluster)
     await cluster.wait_failed()
@@ -279,7 +295,7 @@ def up(**given: Unpack[UpFlags]) -> None:
       diptych up --model ./my-model --prefill 2 --decode 1 --kv-memory 2GiB
     """
     ready_file = ReadyFile(given["ready_file"]) if given["ready_file"] is not None else None
-    model_dir = fetch(given["model"], given["cache_dir"])
+    given_secret = check_secret(given["cluster_secret_file"])
     wanted = cluster_security(
         given["host"],
         given["api_keys"],
@@ -287,8 +303,9 @@ def up(**given: Unpack[UpFlags]) -> None:
         tls=given["tls"],
         tls_dir=given["tls_dir"],
     )
-    with wanted as security:
-        secret = check_secret(given["cluster_secret_file"]) or security.secret
+    with wanted as security:  # files that cannot be used are told before a model is fetched
+        model_dir = fetch(given["model"], given["cache_dir"])
+        secret = given_secret or security.secret
         config = cluster_config(given, model_dir, replace(security, log_prompts=given["log_prompts"], secret=secret))
         configure_logging("up", config.log_level)
         with make_display(plain=given["plain"]) as display:
