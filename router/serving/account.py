@@ -98,4 +98,5 @@ class Account:
             "predicted_remote_s": decision.predicted_remote_s,
             "predicted_local_s": decision.predicted_local_s,
             "measured_s": decision.measured_s,
+            "regret_s": decision.regret_s,
         }
