@@ -118,9 +118,13 @@ class _Mapped:
             raise TransferFailed("shm: the target is gone")
 
     def close(self) -> None:
-        """Not while a copy runs. The mapping goes with its last view."""
+        """Not while a copy runs. The mapping goes with its last view, which is this one.
+
+        Given up here and not with this object: the error of a failed copy has it in its traceback, and waits for the collector.
+        """
         self.connection.close()
         self._slots.close()
+        self._bytes = np.empty(0, dtype=np.uint8)
 
 
 class ShmConnector:

@@ -5,6 +5,7 @@ import fcntl
 import gc
 import os
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -232,3 +233,30 @@ async def test_close_waits_for_a_copy_and_for_a_knock():
         await connecting
         assert not late._targets
         await target.close()
+
+
+def times_mapped(region):
+    """How often this process has the region's memory mapped."""
+    inode = str(os.fstat(region.fd).st_ino)
+    return sum(line.split()[4] == inode for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+async def test_the_memory_of_a_target_that_has_ended_goes_at_once_also_where_a_write_failed():
+    """Not when the collector comes by, which in a process that has nothing to do is never."""
+    gc.disable()
+    try:
+        with SharedRegion(4096) as own, SharedRegion(4096) as others:
+            source, target = ShmConnector(), ShmConnector()
+            source.expose(own)
+            target.expose(others)
+            with pytest.raises(TransferFailed, match="the window is closed"):
+                await source.write(target.address(), 7, [Write(0, 0, 100)])
+            assert times_mapped(others) == 2
+            await target.close()
+            async with asyncio.timeout(10):
+                while source._targets:
+                    await asyncio.sleep(0.005)
+            assert times_mapped(others) == 1, "by the target itself"
+            await source.close()
+    finally:
+        gc.enable()
