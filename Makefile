@@ -8,6 +8,8 @@ CONNECTOR ?= shm
 SEED      ?= 1
 REGISTRY  ?= embedded
 
+unexport PYTHONDONTWRITEBYTECODE  # some images set it; tests start hundreds of processes, which would each compile all modules
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test soak check coverage up bench model proto proto-check env clean
 
@@ -17,8 +19,8 @@ help:            ## show this menu
 demo: env        ## set up, fetch a real model, serve it from two pools, ask it questions, show the times
 	$(BIN)/diptych demo --model $(MODEL)
 
-test: env        ## pass the tests, two files at a time
-	$(BIN)/pytest -n 2 --dist loadfile
+test: env        ## pass the tests, three files at a time: one often waits
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 soak: env        ## MINUTES=20 (REGISTRY=redis: two routers): a real cluster under load while workers are killed and stopped and clients leave
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED) --connector $(CONNECTOR) --registry $(REGISTRY)

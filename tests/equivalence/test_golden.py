@@ -37,7 +37,7 @@ def test_alone(smollm2_dir: Path) -> None:
 
 async def test_handed_off(smollm2_dir: Path) -> None:
     scheduler = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=8)
-    async with pools(Setup(connector="shm", scheduler=scheduler, real=real_model(smollm2_dir))) as made:
+    async with pools(Setup(connector="tcp", scheduler=scheduler, real=real_model(smollm2_dir))) as made:
         decoding = Decoding(made.decode[0])
         answers = await asyncio.gather(*(disaggregated(made, decoding, request) for request in ASKED))
         assert {r.request_id: a.token_ids for r, a in zip(ASKED, answers, strict=True)} == EXPECTED

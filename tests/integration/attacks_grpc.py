@@ -113,9 +113,10 @@ async def send(port, data, hello=b""):
         await asyncio.wait((heard,))
 
 
-async def hear(reader, writer, ended):
+async def hear(reader, writer, ended, read):
     """Read until the server closes, into `ended` the streams that it ends. Reads as fast as it comes, and says so: who does not
     answer the server's pings is dead to it, and who grants no window would stop his own streams in the places that they have.
+    `read` is a semaphore: released for each of our own pings that is answered, and so all that we sent before it was read.
     """
     with suppress(asyncio.IncompleteReadError, OSError):
         while True:
@@ -123,6 +124,8 @@ async def hear(reader, writer, ended):
             payload = await reader.readexactly(int.from_bytes(begin[:3], "big"))
             if begin[3] == PING and not begin[4] & ACK:
                 writer.write(frame(PING, ACK, payload=payload))
+            elif begin[3] == PING:
+                read.release()
             if begin[3] == DATA and payload:
                 writer.write(frame(WINDOW_UPDATE, payload=len(payload).to_bytes(4, "big")))
             if (begin[3] == HEADERS and begin[4] & END_STREAM) or begin[3] == RST_STREAM:

@@ -9,10 +9,12 @@ import functools
 import json
 import multiprocessing
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ProcessPoolExecutor
+import traceback
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import grpc
@@ -50,22 +52,52 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-@functools.cache
-def attackers() -> ProcessPoolExecutor:
-    """A process for all attacks of this one's tests; it ends with it."""
-    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+class Attackers:
+    """A process for all attacks of this one's tests, one after the other; it ends with it.
+
+    Over a pipe and not a ProcessPoolExecutor: the locks of one have names in /dev/shm, where others look for what is left.
+    """
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, there = context.Pipe()
+        context.Process(target=_attack_as_told, args=(there,), daemon=True).start()
+        there.close()
+        self._thread = ThreadPoolExecutor(1)  # whose turn ends with the attack's, whoever waits for it
+
+    async def run(self, attack, args):
+        """What it returns or raises."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, attack, args)
+
+    def _run(self, attack, args):
+        self._pipe.send((attack, args))
+        came = self._pipe.recv()
+        if isinstance(came, BaseException):
+            raise came
+        return came
 
 
-def _attack(attack: Callable[..., Awaitable[object]], args: tuple[object, ...]) -> object:
-    async def go() -> object:
-        return await attack(*args)
+def _attack_as_told(pipe: Connection) -> None:
+    """In the other process, until this one has gone."""
 
-    return asyncio.run(go())
+    async def outcome(attack, args):
+        (came,) = await asyncio.gather(attack(*args), return_exceptions=True)
+        return came
+
+    with contextlib.suppress(EOFError):
+        while True:
+            came = asyncio.run(outcome(*pipe.recv()))
+            if isinstance(came, BaseException):  # a pipe carries no tracebacks
+                came.add_note("".join(traceback.format_exception(came)))
+            pipe.send(came)
+
+
+attackers = functools.cache(Attackers)
 
 
 async def run_attack(attack, *args):
     """What it returns; it runs in another process, which finds it by its module and name."""
-    return await asyncio.get_running_loop().run_in_executor(attackers(), _attack, attack, args)
+    return await attackers().run(attack, args)
 
 
 async def nothing() -> None:

@@ -25,6 +25,7 @@ from tests.integration.hostile import hostile_message
 from tests.integration.http2_frames import (
     DATA,
     END_STREAM,
+    PING,
     PREFACE,
     SETTINGS,
     connected,
@@ -96,17 +97,26 @@ SPOKEN = 200  # streams of each connection
 
 
 async def open_streams(port, connections, number, folder):
-    """Open them and say nothing; then ask on some of them; then stay. Returns how many of those have ended."""
+    """Open them and say nothing; then ask on the last of them; then stay. Returns how many of those have ended.
+
+    A server that has too many ends the oldest: the last of each connection come when all others of all connections are there.
+    """
     ended = [set() for _ in range(connections)]
+    read = [asyncio.Semaphore(0) for _ in range(connections)]
     last = range(2 * (number - SPOKEN) + 1, 2 * number, 2)
-    heads = b"".join(head(i) for i in range(1, 2 * number, 2))
+    first, heads = (b"".join(map(head, those)) for those in (range(1, last.start, 2), last))
     asks = b"".join(frame(DATA, END_STREAM, i, b"\x00" + len(LONG).to_bytes(4, "big") + LONG) for i in last)
     lines = [await asyncio.open_connection("127.0.0.1", port) for _ in range(connections)]
-    hearing = [asyncio.ensure_future(hear(*line, those)) for line, those in zip(lines, ended, strict=True)]
-    for step, data in (("open", PREFACE + frame(SETTINGS) + heads), ("asked", asks)):
+    hearing = [asyncio.ensure_future(hear(*line, *more)) for line, *more in zip(lines, ended, read, strict=True)]
+
+    async def say(data):
         for _, writer in lines:
-            writer.write(data)
-        await asyncio.gather(*(writer.drain() for _, writer in lines))
+            writer.write(data + frame(PING, payload=bytes(8)))
+        await asyncio.gather(*(semaphore.acquire() for semaphore in read))
+
+    await say(PREFACE + frame(SETTINGS) + first)
+    for step, data in (("open", heads), ("asked", asks)):
+        await say(data)
         (folder / step).touch()
         await there(folder / f"{step} seen")
     num_ended = sum(len(those.intersection(last)) for those in ended)

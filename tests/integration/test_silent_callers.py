@@ -35,7 +35,7 @@ async def stay(places, number, limit_s):
             with suppress(TimeoutError, OSError):
                 async with asyncio.timeout(limit_s), connected(port) as (reader, writer):
                     writer.write(begin)
-                    await hear(reader, writer, set())
+                    await hear(reader, writer, set(), asyncio.Semaphore(0))
             stayed_s = time.monotonic() - began
             await asyncio.sleep(0.01)
         return stayed_s

@@ -143,22 +143,23 @@ def test_it_answers_and_a_signal_leaves_nothing(tmp_path, number):
         assert all("a call was refused" in line and "proves nothing" in line for line in warnings), shown
 
 
-@pytest.mark.parametrize("name", ["prefill-0", "decode-0", "router"])
-def test_a_killed_process_is_started_again_and_the_answers_go_on(tmp_path, name):
+def test_killed_processes_are_started_again_and_the_answers_go_on(tmp_path):
+    """Each in turn, in one cluster: the others serve on, whichever of them were killed before."""
     with up(tmp_path) as cluster:
         text = cluster.complete()
-        pid = cluster.pid_of(name)
-        os.kill(pid, signal.SIGKILL)
+        for name in ("prefill-0", "decode-0", "router"):
+            pid = cluster.pid_of(name)
+            os.kill(pid, signal.SIGKILL)
 
-        def back():
-            now = {p["name"]: p for p in cluster.facts["processes"]}[name]
-            return now["state"] == "ready" and now["pid"] != pid
+            def back(name=name, pid=pid):
+                now = {p["name"]: p for p in cluster.facts["processes"]}[name]
+                return now["state"] == "ready" and now["pid"] != pid
 
-        until(back, START_S, f"{name} is back")
-        cluster.children = psutil.Process(cluster.process.pid).children(recursive=True)
-        until(lambda: models(cluster), START_S, "the router serves the model")
-        assert cluster.complete() == text
-        assert "killed by SIGKILL" in cluster.log.read_text()
+            until(back, START_S, f"{name} is back")
+            cluster.children = psutil.Process(cluster.process.pid).children(recursive=True)
+            until(lambda: models(cluster), START_S, f"the router serves the model after the death of {name}")
+            assert cluster.complete() == text, name
+            assert re.search(rf"^{name} .*killed by SIGKILL", cluster.log.read_text(), re.M), name
         cluster.process.terminate()
         assert cluster.process.wait(STOP_S) == 0, cluster.log.read_text()
         assert not [child for child in cluster.children if child.is_running()]
@@ -190,17 +191,13 @@ def test_a_worker_that_dies_again_and_again_ends_the_cluster_loudly(tmp_path):
         assert not [child for child in cluster.children if child.is_running()]
 
 
-def test_a_killed_supervisor_takes_its_children_along(tmp_path):
-    with up(tmp_path) as cluster:
-        cluster.process.kill()
-        cluster.process.wait()
-        _, alive = psutil.wait_procs(cluster.children, timeout=STOP_S)
-        assert not alive
-
-
-def test_colocated_gives_the_same_text(tmp_path):
+def test_colocated_gives_the_same_text_and_a_killed_supervisor_takes_its_children_along(tmp_path):
     with up(tmp_path) as two_pools:
         text = two_pools.complete(max_tokens=24, temperature=0.9, seed=3)
+        two_pools.process.kill()
+        two_pools.process.wait()
+        _, alive = psutil.wait_procs(two_pools.children, timeout=STOP_S)
+        assert not alive
     (tmp_path / "alone").mkdir()
     with up(tmp_path / "alone", "--prefill", "0") as alone:
         assert [p["name"] for p in alone.facts["processes"]] == ["router", "decode-0"]

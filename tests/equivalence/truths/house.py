@@ -26,10 +26,13 @@ from contracts.clock import MonotonicClock
 from contracts.kv_layout import KVLayout
 from contracts.pb.diptych.v1 import inference_pb2_grpc
 from contracts.worker import WorkerInfo, WorkerKind
-from engine.build import LoadedModel, ModelRuntimeConfig, load
+from engine.build import ModelRuntimeConfig, load
 from engine.config import SchedulerConfig
 from engine.engine import EngineStats
 from engine.execution.interface import ModelRunner, ScheduledBatch
+from engine.execution.torch_runner import TorchRunner
+from engine.models.decoder import Decoder
+from engine.models.loader import load_model
 from engine.sampling.row import SampledToken
 from kv_transfer.local import WriteFault
 from router.config import RegistryConfig
@@ -235,27 +238,30 @@ class House:
         self, worker: Served, kind: WorkerKind, port: int, size: tuple[int, int], stack: AsyncExitStack
     ) -> None:
         num_blocks, context = size
-        layout = loaded().layout
+        _, layout = loaded()
         info = WorkerInfo(worker.ref, kind, f"127.0.0.1:{port}", MODEL, layout, ("local",), context, num_blocks)
         await self.registry.announce(info, worker.worker.load())
         stack.push_async_callback(self.registry.leave, worker.ref)
 
 
 @cache
-def loaded() -> LoadedModel:
-    """The tiny model with the shortest warm-up: it is put on KV memory a thousand times."""
-    return load(ModelRuntimeConfig(TINY, dtype="float32", threads=1, max_num_seqs=1))
+def loaded() -> tuple[Decoder, KVLayout]:
+    """The tiny model and the layout of its KV memory."""
+    layout = load(ModelRuntimeConfig(TINY, dtype="float32", threads=1)).layout
+    return load_model(TINY, "float32"), layout
 
 
 def _breathing(breath: Breath, num_decode: int) -> RealModel:
     """The tiny model; the first `num_decode` runners that are made of it are those of decode workers."""
-    model, numbers = loaded(), itertools.count()
+    (model, layout), numbers = loaded(), itertools.count()
 
     def runner(num_blocks: int, buffer: memoryview) -> ModelRunner:
-        index, plain = next(numbers), model.runner(buffer, num_blocks)
+        """Not warmed up: the model is put on KV memory two thousand times, and only the first steps of all are slow."""
+        capacity = min(model.config.context_len, num_blocks * layout.block_size)
+        index, plain = next(numbers), TorchRunner(model, layout, buffer, num_blocks, capacity)
         return BreathingRunner(plain, index, breath) if index < num_decode else plain
 
-    return RealModel(model.layout, runner)
+    return RealModel(layout, runner)
 
 
 def model_dir_with_bos(tmp_path: Path) -> Path:

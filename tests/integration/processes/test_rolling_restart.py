@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -90,11 +91,15 @@ class Load:
     stopping: bool = False
 
     async def one_client(self, number: int, stub: inference_pb2_grpc.InferenceStub) -> None:
-        """Every length in turn, the longest greedily; even numbers over HTTP, odd ones over gRPC."""
-        for turn in itertools.count(number):
+        """The longest greedily; even numbers over HTTP, odd ones over gRPC.
+
+        Lengths by lot: in turn, clients that were held up together would go on in step, all at long answers at once.
+        """
+        lot = random.Random(number)
+        for turn in itertools.count():
             if self.stopping:
                 return
-            length = LENGTHS[turn % len(LENGTHS)]
+            length = lot.choice(LENGTHS)
             asked = question(f"rolling {number} {turn}", 20 + number, length, seeded=length < max(LENGTHS))
             if number % 2 == 0:
                 answer = self.made.client.ask(asked)

@@ -1,0 +1,47 @@
+"""The files of tests that take longest, in seconds: where files are dealt out to processes, these come first.
+
+A dear file that is dealt out last leaves all other processes idle until it ends. The numbers only have to be right enough to
+say which file is dearer: `pytest --durations=0` says what tests take. A file that is not named here is cheap.
+"""
+
+SECONDS = {
+    "tests/equivalence/truths/test_truths.py": 117,
+    "tests/integration/processes/test_moments.py": 101,
+    "tests/integration/test_up.py": 77,
+    "tests/integration/test_cancel_many.py": 44,
+    "tests/faults/test_fault_matrix.py": 39,
+    "tests/integration/test_generate.py": 39,
+    "tests/integration/test_worker_processes.py": 35,
+    "tests/integration/test_redis_registry.py": 34,
+    "tests/integration/processes/test_long_stops.py": 30,
+    "tests/integration/test_demo.py": 30,
+    "tests/integration/processes/test_rolling_restart.py": 30,
+    "tests/integration/test_bad_clients_grpc.py": 28,
+    "tests/integration/processes/test_migration.py": 21,
+    "tests/integration/processes/test_connections.py": 20,
+    "tests/faults/test_cancel.py": 20,
+    "tests/simulation/test_policies.py": 19,
+    "tests/integration/test_router_flow.py": 19,
+    "tests/integration/test_bad_clients_http.py": 18,
+    "tests/integration/test_liveness.py": 17,
+    "tests/model/test_hand_off_model.py": 16,
+    "tests/integration/test_redis_processes.py": 16,
+    "tests/integration/test_openai_tools.py": 15,
+    "tests/integration/test_diptych_client.py": 13,
+    "tests/contract/test_connector.py": 12,
+    "tests/integration/test_drain_in_process.py": 12,
+    "tests/integration/test_traces.py": 12,
+    "tests/integration/test_canary.py": 11,
+    "tests/integration/test_router_answers.py": 11,
+    "tests/integration/processes/test_commands.py": 10,
+    "tests/integration/test_liveness_processes.py": 10,
+    "tests/integration/test_silent_connections.py": 10,
+    "tests/unit/sampling/test_race.py": 9,
+    "tests/simulation/test_decision_grid.py": 9,
+    "tests/integration/test_private_logs.py": 9,
+    "tests/integration/test_silent_callers.py": 9,
+    "tests/integration/test_cli.py": 8,
+    "tests/integration/test_http_tls.py": 8,
+    "tests/integration/test_router_http.py": 8,
+    "tests/integration/test_router_drain.py": 7,
+}
