@@ -1,0 +1,58 @@
+"""prometheus_client's metrics made from `observability.names`, so that a name, its words and its labels are written down once.
+
+Does not know what is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from observability.histograms import CountedHistogram, HistogramName
+from observability.names import Metric
+
+
+def counter(registry: CollectorRegistry, metric: Metric) -> Counter:
+    """Counts up."""
+    return Counter(metric.name, metric.what, metric.labels, registry=registry)
+
+
+def gauge(registry: CollectorRegistry, metric: Metric) -> Gauge:
+    """Goes up and down."""
+    return Gauge(metric.name, metric.what, metric.labels, registry=registry)
+
+
+def histogram(registry: CollectorRegistry, metric: Metric, buckets: Sequence[float]) -> Histogram:
+    """May be observed from any thread."""
+    return Histogram(metric.name, metric.what, metric.labels, registry=registry, buckets=buckets)
+
+
+def counted(
+    registry: CollectorRegistry, bounds: Sequence[float], metrics: Sequence[Metric], own: Sequence[str]
+) -> CountedHistogram:
+    """Observed from one thread at the price of an addition, shown under each of these names. `own` are the values of the labels
+    that a process has one value of, in their order; at most one label is left, whose series are made as asked for.
+    """
+    names = []
+    left: set[str] = set()
+    for metric in metrics:
+        fixed = {
+            label: value for label, value in zip(("model_name", "engine"), own, strict=False) if label in metric.labels
+        }
+        left |= set(metric.labels) - set(fixed)
+        names.append(HistogramName(metric.name, metric.what, fixed))
+    if len(left) > 1:
+        raise ValueError(f"{[metric.name for metric in metrics]}: one label may vary, not {sorted(left)}")
+    return CountedHistogram(registry, bounds, names, "".join(left))
+
+
+def gauge_family(metric: Metric) -> GaugeMetricFamily:
+    """For collectors that ask at each scrape."""
+    return GaugeMetricFamily(metric.name, metric.what, labels=metric.labels)
+
+
+def counter_family(metric: Metric) -> CounterMetricFamily:
+    """The same of what was counted elsewhere."""
+    return CounterMetricFamily(metric.name, metric.what, labels=metric.labels)
