@@ -103,12 +103,18 @@ class AbortResponse:
 
 @dataclass(frozen=True, slots=True)
 class CommitResponse:
-    """The decode engine has the request, and owns `num_blocks` blocks for it now."""
+    """The decode engine has the request, and owns `num_blocks` blocks for it now.
+
+    It came `took_s` after the commit; `checked_s` of these were before the request was given to the engine. No part of what is said:
+    the same answer again takes another time.
+    """
 
     handoff_id: str
     prefill: WorkerRef
     decode: WorkerRef
     num_blocks: int
+    took_s: float = field(default=0.0, compare=False)
+    checked_s: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

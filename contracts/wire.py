@@ -208,6 +208,10 @@ def stages_to_pb(stages: StageTimes) -> pb.StageTimes:
         commit_s=stages.commit_s,
         decode_queue_s=stages.decode_queue_s,
         first_step_s=stages.first_step_s,
+        receive_s=stages.receive_s,
+        retry_s=stages.retry_s,
+        notify_s=stages.notify_s,
+        recover_s=stages.recover_s,
     )
 
 
@@ -224,6 +228,10 @@ def stages_from_pb(message: pb.StageTimes) -> StageTimes:
         commit_s=message.commit_s,
         decode_queue_s=message.decode_queue_s,
         first_step_s=message.first_step_s,
+        receive_s=message.receive_s,
+        retry_s=message.retry_s,
+        notify_s=message.notify_s,
+        recover_s=message.recover_s,
     )
 
 

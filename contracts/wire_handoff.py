@@ -181,6 +181,8 @@ def committed_to_pb(response: CommitResponse) -> handoff_pb2.CommitResponse:
         prefill=worker_ref_to_pb(response.prefill),
         decode=worker_ref_to_pb(response.decode),
         num_blocks=response.num_blocks,
+        took_s=response.took_s,
+        checked_s=response.checked_s,
     )
 
 
@@ -191,6 +193,8 @@ def committed_from_pb(message: handoff_pb2.CommitResponse) -> CommitResponse:
         prefill=worker_ref_from_pb(message.prefill),
         decode=worker_ref_from_pb(message.decode),
         num_blocks=message.num_blocks,
+        took_s=message.took_s,
+        checked_s=message.checked_s,
     )
 
 

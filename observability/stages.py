@@ -1,15 +1,30 @@
 """Where one request's time went: the stages whose sum is what the client saw.
 
-    TTFT           = admission + tokenise + route + prefill_queue + prefill_compute + emit + unexplained
-    gap to token 2 = transfer (exposed) + commit + decode_queue + first_step + unexplained
+    TTFT           = receive + admission + tokenise + route + retry + prefill_queue + prefill_compute + notify + emit + unexplained
+    gap to token 2 = transfer (exposed) + commit + decode_queue + first_step + recover + unexplained
 
-Workers report durations (seconds), never wall-clock instants: the router's clock is the only clock that is compared.
+Workers report durations (seconds), never wall-clock instants: the router's clock is the only clock that is compared. `notify` is
+what the router waited for a first token beyond what its worker says that it took: the way there and back. The gap's unexplained
+is by how much longer the second token's way to the router was than the first's; like every unexplained it may be negative.
 Does not know requests, workers or metrics.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+TTFT_STAGES = (
+    "receive",
+    "admission",
+    "tokenise",
+    "route",
+    "retry",
+    "prefill_queue",
+    "prefill_compute",
+    "notify",
+    "emit",
+)
+GAP_STAGES = ("transfer", "commit", "decode_queue", "first_step", "recover")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,48 +41,90 @@ class StageTimes:
     commit_s: float = 0.0
     decode_queue_s: float = 0.0
     first_step_s: float = 0.0
+    receive_s: float = 0.0  # a request's bytes, once they begin to come
+    retry_s: float = 0.0  # attempts that failed before one made the first token
+    notify_s: float = 0.0
+    recover_s: float = 0.0  # the gap, where another attempt than the first token's made the second: all of it
 
     def merged(self, other: StageTimes) -> StageTimes:
         """Both halves of a request's story as one: each stage's durations added."""
         return StageTimes(
-            self.admission_s + other.admission_s,
-            self.tokenise_s + other.tokenise_s,
-            self.route_s + other.route_s,
-            self.prefill_queue_s + other.prefill_queue_s,
-            self.prefill_compute_s + other.prefill_compute_s,
-            self.emit_s + other.emit_s,
-            self.transfer_s + other.transfer_s,
-            self.commit_s + other.commit_s,
-            self.decode_queue_s + other.decode_queue_s,
-            self.first_step_s + other.first_step_s,
+            admission_s=self.admission_s + other.admission_s,
+            tokenise_s=self.tokenise_s + other.tokenise_s,
+            route_s=self.route_s + other.route_s,
+            prefill_queue_s=self.prefill_queue_s + other.prefill_queue_s,
+            prefill_compute_s=self.prefill_compute_s + other.prefill_compute_s,
+            emit_s=self.emit_s + other.emit_s,
+            transfer_s=self.transfer_s + other.transfer_s,
+            commit_s=self.commit_s + other.commit_s,
+            decode_queue_s=self.decode_queue_s + other.decode_queue_s,
+            first_step_s=self.first_step_s + other.first_step_s,
+            receive_s=self.receive_s + other.receive_s,
+            retry_s=self.retry_s + other.retry_s,
+            notify_s=self.notify_s + other.notify_s,
+            recover_s=self.recover_s + other.recover_s,
         )
 
     @property
     def ttft_s(self) -> float:
         """The part of TTFT that is accounted for."""
         return (
-            self.admission_s
+            self.receive_s
+            + self.admission_s
             + self.tokenise_s
             + self.route_s
+            + self.retry_s
             + self.prefill_queue_s
             + self.prefill_compute_s
+            + self.notify_s
             + self.emit_s
         )
 
+    @property
+    def gap_s(self) -> float:
+        """The part of the gap to the second token that is accounted for."""
+        return self.transfer_s + self.commit_s + self.decode_queue_s + self.first_step_s + self.recover_s
+
     def by_name(self) -> tuple[tuple[str, float], ...]:
-        """All of them, each with its name, which is that of its field without the unit."""
+        """All of them in their order, each with its name, which is that of its field without the unit."""
         return (
+            ("receive", self.receive_s),
             ("admission", self.admission_s),
             ("tokenise", self.tokenise_s),
             ("route", self.route_s),
+            ("retry", self.retry_s),
             ("prefill_queue", self.prefill_queue_s),
             ("prefill_compute", self.prefill_compute_s),
+            ("notify", self.notify_s),
             ("emit", self.emit_s),
             ("transfer", self.transfer_s),
             ("commit", self.commit_s),
             ("decode_queue", self.decode_queue_s),
             ("first_step", self.first_step_s),
+            ("recover", self.recover_s),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """One answer's stages, and what they are to add up to: its TTFT, and the gap between its first and its second token.
+
+    Both were measured by the router, in seconds; None where there was no such token.
+    """
+
+    stages: StageTimes
+    ttft_s: float | None = None
+    gap_s: float | None = None
+
+    @property
+    def ttft_unexplained_s(self) -> float | None:
+        """Of TTFT, beside all stages; negative where these say too much."""
+        return None if self.ttft_s is None else self.ttft_s - self.stages.ttft_s
+
+    @property
+    def gap_unexplained_s(self) -> float | None:
+        """The same of the gap."""
+        return None if self.gap_s is None else self.gap_s - self.stages.gap_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -376,10 +376,16 @@ class CommitResponse(google.protobuf.message.Message):
     HANDOFF_ID_FIELD_NUMBER: builtins.int
     DECODE_FIELD_NUMBER: builtins.int
     PREFILL_FIELD_NUMBER: builtins.int
+    TOOK_S_FIELD_NUMBER: builtins.int
+    CHECKED_S_FIELD_NUMBER: builtins.int
     num_blocks: builtins.int
     """Blocks in the decode pool now owned by the engine for it."""
     handoff_id: builtins.str
     """The hand-off."""
+    took_s: builtins.float
+    """Seconds from the message to this answer."""
+    checked_s: builtins.float
+    """Seconds of them before the request was given to the engine."""
     @property
     def decode(self) -> contracts.pb.diptych.v1.types_pb2.WorkerRef:
         """Who has it."""
@@ -395,9 +401,11 @@ class CommitResponse(google.protobuf.message.Message):
         handoff_id: builtins.str = ...,
         decode: contracts.pb.diptych.v1.types_pb2.WorkerRef | None = ...,
         prefill: contracts.pb.diptych.v1.types_pb2.WorkerRef | None = ...,
+        took_s: builtins.float = ...,
+        checked_s: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["decode", b"decode", "prefill", b"prefill"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["decode", b"decode", "handoff_id", b"handoff_id", "num_blocks", b"num_blocks", "prefill", b"prefill"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checked_s", b"checked_s", "decode", b"decode", "handoff_id", b"handoff_id", "num_blocks", b"num_blocks", "prefill", b"prefill", "took_s", b"took_s"]) -> None: ...
 
 Global___CommitResponse: typing_extensions.TypeAlias = CommitResponse
 

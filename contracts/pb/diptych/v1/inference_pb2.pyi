@@ -330,6 +330,10 @@ class GenerateResponse(google.protobuf.message.Message):
     INDEX_FIELD_NUMBER: builtins.int
     STOP_TOKEN_ID_FIELD_NUMBER: builtins.int
     DECISION_FIELD_NUMBER: builtins.int
+    TTFT_S_FIELD_NUMBER: builtins.int
+    GAP_S_FIELD_NUMBER: builtins.int
+    TTFT_UNEXPLAINED_S_FIELD_NUMBER: builtins.int
+    GAP_UNEXPLAINED_S_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The request this belongs to."""
     text: builtins.str
@@ -344,6 +348,14 @@ class GenerateResponse(google.protobuf.message.Message):
     """Which of the request's answers this is a piece of: 0 to n - 1. Pieces of different answers come in any order."""
     stop_token_id: builtins.int
     """The end-of-sequence or stop token that ended the answer, if one did. On the answer's last piece."""
+    ttft_s: builtins.float
+    """On the answer's last piece: seconds from the request's arrival to its first token, as the router saw it."""
+    gap_s: builtins.float
+    """On the answer's last piece, where there was one: seconds from the first token to the second."""
+    ttft_unexplained_s: builtins.float
+    """Of ttft_s, what is in no stage; negative where the stages say too much."""
+    gap_unexplained_s: builtins.float
+    """The same of gap_s."""
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """New tokens since the last piece."""
@@ -389,10 +401,23 @@ class GenerateResponse(google.protobuf.message.Message):
         index: builtins.int = ...,
         stop_token_id: builtins.int | None = ...,
         decision: Global___RouteDecision | None = ...,
+        ttft_s: builtins.float | None = ...,
+        gap_s: builtins.float | None = ...,
+        ttft_unexplained_s: builtins.float | None = ...,
+        gap_unexplained_s: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_stop_token_id", b"_stop_token_id", "decision", b"decision", "handoff", b"handoff", "stages", b"stages", "stop_token_id", b"stop_token_id", "usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_stop_token_id", b"_stop_token_id", "decision", b"decision", "finish_reason", b"finish_reason", "handoff", b"handoff", "index", b"index", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "route", b"route", "stages", b"stages", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_gap_s", b"_gap_s", "_gap_unexplained_s", b"_gap_unexplained_s", "_stop_token_id", b"_stop_token_id", "_ttft_s", b"_ttft_s", "_ttft_unexplained_s", b"_ttft_unexplained_s", "decision", b"decision", "gap_s", b"gap_s", "gap_unexplained_s", b"gap_unexplained_s", "handoff", b"handoff", "stages", b"stages", "stop_token_id", b"stop_token_id", "ttft_s", b"ttft_s", "ttft_unexplained_s", b"ttft_unexplained_s", "usage", b"usage"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_gap_s", b"_gap_s", "_gap_unexplained_s", b"_gap_unexplained_s", "_stop_token_id", b"_stop_token_id", "_ttft_s", b"_ttft_s", "_ttft_unexplained_s", b"_ttft_unexplained_s", "decision", b"decision", "finish_reason", b"finish_reason", "gap_s", b"gap_s", "gap_unexplained_s", b"gap_unexplained_s", "handoff", b"handoff", "index", b"index", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "route", b"route", "stages", b"stages", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "text", b"text", "token_ids", b"token_ids", "ttft_s", b"ttft_s", "ttft_unexplained_s", b"ttft_unexplained_s", "usage", b"usage"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_gap_s", b"_gap_s"]) -> typing.Literal["gap_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_gap_unexplained_s", b"_gap_unexplained_s"]) -> typing.Literal["gap_unexplained_s"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_stop_token_id", b"_stop_token_id"]) -> typing.Literal["stop_token_id"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_ttft_s", b"_ttft_s"]) -> typing.Literal["ttft_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_ttft_unexplained_s", b"_ttft_unexplained_s"]) -> typing.Literal["ttft_unexplained_s"] | None: ...
 
 Global___GenerateResponse: typing_extensions.TypeAlias = GenerateResponse
 

@@ -37,7 +37,6 @@ class InferenceStub(object):
     Errors are google.rpc.Status in `grpc-status-details-bin`, each with ErrorInfo (domain "diptych", reason: the error's name):
     INVALID_ARGUMENT     a field is wrong; BadRequest.field_violations name it, its value and its limit
     UNAUTHENTICATED      no key, or one that is not known
-    PERMISSION_DENIED    the key may not do this
     NOT_FOUND            no such model
     RESOURCE_EXHAUSTED   the queue is full or the key's rate is used up; RetryInfo says when to come back
     DEADLINE_EXCEEDED    the deadline passed
@@ -85,7 +84,6 @@ class InferenceServicer(object):
     Errors are google.rpc.Status in `grpc-status-details-bin`, each with ErrorInfo (domain "diptych", reason: the error's name):
     INVALID_ARGUMENT     a field is wrong; BadRequest.field_violations name it, its value and its limit
     UNAUTHENTICATED      no key, or one that is not known
-    PERMISSION_DENIED    the key may not do this
     NOT_FOUND            no such model
     RESOURCE_EXHAUSTED   the queue is full or the key's rate is used up; RetryInfo says when to come back
     DEADLINE_EXCEEDED    the deadline passed
@@ -96,6 +94,7 @@ class InferenceServicer(object):
     def Generate(self, request, context):
         """Generates from a prompt and streams the answer. Cancelling the call frees everything the request holds. An error may also come
         after some pieces, as the status of the call; those pieces hold.
+        The trailing metadata has `diptych-stages`: where the time of the first answer went, as JSON, in seconds by stage.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -166,7 +165,6 @@ class Inference(object):
     Errors are google.rpc.Status in `grpc-status-details-bin`, each with ErrorInfo (domain "diptych", reason: the error's name):
     INVALID_ARGUMENT     a field is wrong; BadRequest.field_violations name it, its value and its limit
     UNAUTHENTICATED      no key, or one that is not known
-    PERMISSION_DENIED    the key may not do this
     NOT_FOUND            no such model
     RESOURCE_EXHAUSTED   the queue is full or the key's rate is used up; RetryInfo says when to come back
     DEADLINE_EXCEEDED    the deadline passed

@@ -101,7 +101,6 @@ class InferenceStub(typing.Generic[_InferenceGenerateType, _InferenceListModelsT
     Errors are google.rpc.Status in `grpc-status-details-bin`, each with ErrorInfo (domain "diptych", reason: the error's name):
       INVALID_ARGUMENT     a field is wrong; BadRequest.field_violations name it, its value and its limit
       UNAUTHENTICATED      no key, or one that is not known
-      PERMISSION_DENIED    the key may not do this
       NOT_FOUND            no such model
       RESOURCE_EXHAUSTED   the queue is full or the key's rate is used up; RetryInfo says when to come back
       DEADLINE_EXCEEDED    the deadline passed
@@ -152,6 +151,7 @@ class InferenceStub(typing.Generic[_InferenceGenerateType, _InferenceListModelsT
     Generate: _InferenceGenerateType
     """Generates from a prompt and streams the answer. Cancelling the call frees everything the request holds. An error may also come
     after some pieces, as the status of the call; those pieces hold.
+    The trailing metadata has `diptych-stages`: where the time of the first answer went, as JSON, in seconds by stage.
     """
 
     ListModels: _InferenceListModelsType
@@ -196,7 +196,6 @@ class InferenceServicer(metaclass=abc.ABCMeta):
     Errors are google.rpc.Status in `grpc-status-details-bin`, each with ErrorInfo (domain "diptych", reason: the error's name):
       INVALID_ARGUMENT     a field is wrong; BadRequest.field_violations name it, its value and its limit
       UNAUTHENTICATED      no key, or one that is not known
-      PERMISSION_DENIED    the key may not do this
       NOT_FOUND            no such model
       RESOURCE_EXHAUSTED   the queue is full or the key's rate is used up; RetryInfo says when to come back
       DEADLINE_EXCEEDED    the deadline passed
@@ -212,6 +211,7 @@ class InferenceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[collections.abc.Iterator[contracts.pb.diptych.v1.inference_pb2.GenerateResponse], collections.abc.AsyncIterator[contracts.pb.diptych.v1.inference_pb2.GenerateResponse]]:
         """Generates from a prompt and streams the answer. Cancelling the call frees everything the request holds. An error may also come
         after some pieces, as the status of the call; those pieces hold.
+        The trailing metadata has `diptych-stages`: where the time of the first answer went, as JSON, in seconds by stage.
         """
 
     @abc.abstractmethod

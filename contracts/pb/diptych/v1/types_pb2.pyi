@@ -246,6 +246,10 @@ class StageTimes(google.protobuf.message.Message):
     COMMIT_S_FIELD_NUMBER: builtins.int
     DECODE_QUEUE_S_FIELD_NUMBER: builtins.int
     FIRST_STEP_S_FIELD_NUMBER: builtins.int
+    RECEIVE_S_FIELD_NUMBER: builtins.int
+    RETRY_S_FIELD_NUMBER: builtins.int
+    NOTIFY_S_FIELD_NUMBER: builtins.int
+    RECOVER_S_FIELD_NUMBER: builtins.int
     admission_s: builtins.float
     """Waiting to be let in at the router."""
     tokenise_s: builtins.float
@@ -253,7 +257,7 @@ class StageTimes(google.protobuf.message.Message):
     route_s: builtins.float
     """Choosing workers and reaching them."""
     prefill_queue_s: builtins.float
-    """Waiting on the prefill worker for the first chunk to be scheduled."""
+    """Waiting on the prefill worker, from its door until the first chunk is scheduled."""
     prefill_compute_s: builtins.float
     """From the first chunk's start to the first token."""
     emit_s: builtins.float
@@ -261,11 +265,19 @@ class StageTimes(google.protobuf.message.Message):
     transfer_s: builtins.float
     """Transfer time after the last chunk was computed, which the client can feel."""
     commit_s: builtins.float
-    """From the last byte landed to the continuation being in the decode engine."""
+    """From the last byte landed, through the commit's way, until the decode worker hands the continuation to its engine."""
     decode_queue_s: builtins.float
-    """Waiting on the decode worker to be scheduled."""
+    """Waiting on the decode worker until the step that makes the second token."""
     first_step_s: builtins.float
-    """The decode worker's first step for this request."""
+    """The step that makes the second token."""
+    receive_s: builtins.float
+    """The request's bytes, once they begin to come, until it is understood."""
+    retry_s: builtins.float
+    """Attempts that failed before one made the first token, with the pauses between them."""
+    notify_s: builtins.float
+    """What the router waited for the first token beyond what its worker says that it took: the way there and back."""
+    recover_s: builtins.float
+    """The gap between the first and the second token, where another attempt had to make the second: all of it."""
     def __init__(
         self,
         *,
@@ -279,8 +291,12 @@ class StageTimes(google.protobuf.message.Message):
         commit_s: builtins.float = ...,
         decode_queue_s: builtins.float = ...,
         first_step_s: builtins.float = ...,
+        receive_s: builtins.float = ...,
+        retry_s: builtins.float = ...,
+        notify_s: builtins.float = ...,
+        recover_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["admission_s", b"admission_s", "commit_s", b"commit_s", "decode_queue_s", b"decode_queue_s", "emit_s", b"emit_s", "first_step_s", b"first_step_s", "prefill_compute_s", b"prefill_compute_s", "prefill_queue_s", b"prefill_queue_s", "route_s", b"route_s", "tokenise_s", b"tokenise_s", "transfer_s", b"transfer_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["admission_s", b"admission_s", "commit_s", b"commit_s", "decode_queue_s", b"decode_queue_s", "emit_s", b"emit_s", "first_step_s", b"first_step_s", "notify_s", b"notify_s", "prefill_compute_s", b"prefill_compute_s", "prefill_queue_s", b"prefill_queue_s", "receive_s", b"receive_s", "recover_s", b"recover_s", "retry_s", b"retry_s", "route_s", b"route_s", "tokenise_s", b"tokenise_s", "transfer_s", b"transfer_s"]) -> None: ...
 
 Global___StageTimes: typing_extensions.TypeAlias = StageTimes
 
@@ -454,7 +470,9 @@ class TokenDelta(google.protobuf.message.Message):
 
     @property
     def stages(self) -> Global___StageTimes:
-        """Set when the request leaves the worker that sends this."""
+        """Each stage once, in the first delta that it is known for: those before the first token with that, those before the second with
+        that; and what is known so far when it ends with an error.
+        """
 
     def __init__(
         self,
