@@ -30,6 +30,7 @@ from cli.process import ProcessListener, ProcessSpec, ProcessState, ProcessStatu
 from contracts.clock import Clock, MonotonicClock
 from contracts.errors import ConfigError, DiptychError
 from rpc.channel import ChannelOpener, open_channel
+from rpc.cores import written
 from rpc.secure_channel import opener_for
 from rpc.tls import TlsConfig
 from rpc.tls_context import client_context
@@ -89,8 +90,10 @@ class LocalCluster:
         argv = (*router_argv(config, http, front), *config.security.router_argv(apart))
         specs = [ProcessSpec("router", "router", argv, front.local_address, secrets)]
         announce_at = front.local_address if apart is None else apart.local_address
-        for kind, name, port in workers:
+        for number, (kind, name, port) in enumerate(workers):
             argv = (*worker_argv(config, kind, name, port, announce_at), *config.security.process_argv())
+            if config.worker_cores:
+                argv = (*argv, "--cores", written(config.worker_cores[number]))
             specs.append(ProcessSpec(name, kind, argv, port.local_address, secrets))
         opener = opener_for(config.security.identity)
         for spec in specs:

@@ -18,6 +18,7 @@ from observability.tracing.config import TracingConfig
 from registry.config import ENVIRONMENT as REGISTRY_ENVIRONMENT
 from registry.config import SECRETS, RedisConfig
 from router.config import AdmissionConfig, ChatConfig, DisaggregationConfig, LimitsConfig, PolicyConfig
+from rpc.cores import Cores, usable_cores
 
 MIB, GIB = 2**20, 2**30
 
@@ -50,11 +51,6 @@ def environment() -> dict[str, str]:
 def child_environment(secrets: Mapping[str, str]) -> dict[str, str]:
     """What a child process inherits, and besides what is on nobody's command line."""
     return {**os.environ, **secrets}  # noqa: TID251
-
-
-def usable_cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +115,7 @@ class ClusterConfig:
     door: DoorOptions = field(default_factory=DoorOptions)
     security: SecurityOptions = field(default_factory=SecurityOptions)
     workers: WorkerOptions = field(default_factory=WorkerOptions)
+    worker_cores: tuple[Cores, ...] = ()  # of each worker, prefill workers first; empty: any
     log_level: str = "warning"
     drain_timeout_s: float = 10.0
     restart: RestartPolicy = field(default_factory=RestartPolicy)

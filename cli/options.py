@@ -18,6 +18,8 @@ from typing import TypeVar
 
 import click
 
+from rpc.cores import Cores, parse_cores
+
 Decorated = TypeVar("Decorated", bound="Callable[..., object] | click.Command")
 
 _UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -207,6 +209,19 @@ def _is_ipv6(text: str) -> bool:
     return True
 
 
+class CoresType(click.ParamType[Cores]):
+    """CPU cores by number: 0,2-3."""
+
+    name = "cores"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Cores:  # noqa: ARG002
+        """The numbers, in order. Whether they may be used is found out where they are."""
+        if isinstance(value, tuple):
+            return value
+        flag = "--cores" if param is None else param.opts[0]
+        return parse_cores(flag, str(value))
+
+
 NAME = NameType()
 LABEL = LabelType()
 TEXT = TextType()
@@ -219,4 +234,5 @@ PORT = click.IntRange(0, MAX_PORT)
 SECONDS = FloatType(0.0, 86_400.0)
 POSITIVE_SECONDS = FloatType(0.0, 86_400.0, open_low=True)
 LOG_LEVEL = click.Choice(["debug", "info", "warning", "error"], case_sensitive=False)
+CORES = CoresType()
 DTYPE = click.Choice(["auto", "float32", "bfloat16"])

@@ -9,6 +9,11 @@ from contracts.pb.diptych.v1 import inference_pb2 as pb
 from diptych_client import AsyncClient, RpcFailed, Tls
 from diptych_client.options import Options
 
+Heard = tuple[float, pb.GenerateResponse]
+"""When a piece of an answer was read, by the monotonic clock, and the piece."""
+
+_ROUTES = {pb.ROUTE_DISAGGREGATED: "disaggregated", pb.ROUTE_COLOCATED: "colocated"}
+
 
 class GrpcTarget:
     """A router at `address` (host:port). Answers are greedy and have exactly the tokens that are asked for."""
@@ -29,6 +34,18 @@ class GrpcTarget:
 
     async def ask(self, prompt: Prompt, output_len: int) -> Reply:
         """See Target."""
+        heard: list[Heard] = []
+        sent_s = time.monotonic()
+        await self.hear(prompt, output_len, heard)
+        tokens = tuple(token for _, piece in heard for token in piece.token_ids)
+        times = tuple(at_s for at_s, piece in heard if piece.token_ids)
+        text = "".join(piece.text for _, piece in heard)
+        prompt_tokens = next((piece.usage.prompt_tokens for _, piece in heard if piece.HasField("usage")), 0)
+        route = _ROUTES.get(heard[-1][1].route, "") if heard else ""
+        return Reply(sent_s, times, len(tokens), prompt_tokens, text, tokens, route)
+
+    async def hear(self, prompt: Prompt, output_len: int, heard: list[Heard]) -> None:
+        """The same into a list that the caller has while it grows, and keeps when it cancels this. Raises AskFailed."""
         if isinstance(prompt, str):
             wire: str | list[pb.ChatMessage] | list[int] = prompt
         elif prompt and isinstance(prompt[0], Turn):
@@ -37,20 +54,11 @@ class GrpcTarget:
         else:
             wire = [token for token in prompt if isinstance(token, int)]
         options = Options(model=self._model, max_tokens=output_len, ignore_eos=True, temperature=0.0, route=self._route)
-        arrivals: list[float] = []
-        pieces: list[pb.GenerateResponse] = []
-        sent_s = time.monotonic()
         try:
             async for piece in self._client.generate(wire, **options):
-                arrivals.append(time.monotonic())
-                pieces.append(piece)
+                heard.append((time.monotonic(), piece))
         except RpcFailed as error:
             raise AskFailed(str(error)) from error
-        tokens = tuple(token for piece in pieces for token in piece.token_ids)
-        times = tuple(at_s for at_s, piece in zip(arrivals, pieces, strict=True) if piece.token_ids)
-        text = "".join(piece.text for piece in pieces)
-        prompt_tokens = next((piece.usage.prompt_tokens for piece in pieces if piece.HasField("usage")), 0)
-        return Reply(sent_s, times, len(tokens), prompt_tokens, text, tokens)
 
     async def models(self) -> list[str]:
         """The names of what is served. Raises AskFailed."""

@@ -62,7 +62,7 @@ class Reply:
     """An answer: when it was sent, and for each event that brought tokens, when it was read.
 
     `output_tokens` and `prompt_tokens` as the server counts them (0: it did not say). `sent_s` is the moment before the first
-    byte was handed to the transport.
+    byte was handed to the transport. `route` is "disaggregated" or "colocated" where the server says it.
     """
 
     sent_s: float
@@ -71,6 +71,7 @@ class Reply:
     prompt_tokens: int = 0
     text: str = ""
     token_ids: Tokens = ()
+    route: str = ""
 
     def __post_init__(self) -> None:
         if not self.arrivals_s:

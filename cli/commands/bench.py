@@ -1,4 +1,4 @@
-"""`diptych bench`: what a server does under load (`serve`), what the engine does alone (`latency`, `throughput`)."""
+"""`diptych bench`: what a server does under load, two pools against one, what the engine does alone."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from bench.serving.synthetic import Shape, random_prompts
 from bench.serving.writer import Writer
 from cli.commands import flags
 from cli.commands.benchflags import NUM_PROMPTS, SERVE_OPTIONS, SHAPE_OPTIONS, ServeFlags, data_config, serve_config
+from cli.commands.compare import compare_command
 from cli.modelsource import fetch
 from cli.offline import build_engine
 from cli.options import SectionedCommand, apply, option
@@ -128,6 +129,7 @@ def serve_command(**given: Unpack[ServeFlags]) -> None:
 
 
 apply(SERVE_OPTIONS, serve_command)
+bench.add_command(compare_command)
 
 
 async def _serve(

@@ -32,6 +32,7 @@ def decode(ctx: click.Context, /, **given: Unpack[WorkerFlags]) -> None:
     `diptych up` starts workers for you.
     """
     config = decode_config(given)
+    workerflags.settle_on_cores(given)
     from decode_service.main import serve  # the process that computes imports torch
 
     code = flags.run_service(

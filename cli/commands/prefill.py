@@ -32,6 +32,7 @@ def prefill(ctx: click.Context, /, **given: Unpack[WorkerFlags]) -> None:
     `diptych up` starts workers for you.
     """
     config = prefill_config(given)
+    workerflags.settle_on_cores(given)
     from prefill_service.main import serve  # the process that computes imports torch
 
     code = flags.run_service(

@@ -37,6 +37,7 @@ from contracts.errors import ConfigError
 from engine.models.store import model_name
 from observability.log import configure_logging
 from rpc.announce import UNHEARD
+from rpc.cores import Cores, check_usable, parse_groups
 from rpc.process import StopSignals
 
 STOP_MARGIN_S = 15.0
@@ -56,6 +57,7 @@ class UpFlags(AdmissionFlags, ChatFlags, KeyFlags, PolicyFlags, RegistryFlags, T
     integrity: str
     canary_interval: float
     threads: int | None
+    worker_cores: str | None
     kv_memory: int
     max_num_batched_tokens: int | None
     max_num_seqs: int | None
@@ -104,6 +106,12 @@ OPTIONS = (
     flags.canary_interval_option,
     *WAY_OPTIONS,
     flags.threads_option("Compute threads of each worker. [default: the cores divided over the workers, at least 1]"),
+    option(
+        "--worker-cores",
+        section="Memory and batching",
+        metavar="CORES/CORES…",
+        help="CPU cores that each worker keeps to, prefill workers first: 0/1 or 0,1/2-3. [default: any]",
+    ),
     flags.kv_memory_option("512MiB", "KV memory of each worker."),
     flags.max_num_batched_tokens_option,
     flags.max_num_seqs_option,
@@ -156,7 +164,8 @@ def cluster_config(given: UpFlags, model_dir: Path, security: SecurityOptions | 
     """The cluster that these flags describe, on the model in `model_dir`."""
     if given["grpc_port"] == given["http_port"] != 0:
         raise ConfigError(f"--grpc-port: {given['grpc_port']} is --http-port as well; each needs a port of its own")
-    threads = given["threads"] or default_threads(given["prefill"] + given["decode"])
+    cores = worker_cores(given)
+    threads = given["threads"] or min(map(len, cores), default=default_threads(given["prefill"] + given["decode"]))
     workers = WorkerOptions(
         connector=given["connector"],
         integrity=given["integrity"],
@@ -190,11 +199,26 @@ def cluster_config(given: UpFlags, model_dir: Path, security: SecurityOptions | 
             tracing=traces(given),
         ),
         workers=workers,
+        worker_cores=cores,
         security=security if security is not None else SecurityOptions(),
         log_level=given["log_level"],
         drain_timeout_s=given["drain_timeout"],
         restart=RestartPolicy(start_timeout_s=given["start_timeout"]),
     )
+
+
+def worker_cores(given: UpFlags) -> tuple[Cores, ...]:
+    """The cores of each worker, none where they may use any. Raises ConfigError."""
+    if given["worker_cores"] is None:
+        return ()
+    groups = parse_groups("--worker-cores", given["worker_cores"])
+    num_workers = given["prefill"] + given["decode"]
+    if len(groups) != num_workers:
+        raise ConfigError(
+            f"--worker-cores: {given['worker_cores']!r} is for {len(groups)} workers; there are {num_workers}"
+        )
+    check_usable("--worker-cores", [core for group in groups for core in group])
+    return groups
 
 
 class Announcer:

@@ -10,12 +10,13 @@ from pathlib import Path
 from cli.commands import flags
 from cli.commands.doorflags import TLS_OPTIONS, TlsFlags, cluster_secret, tls_config
 from cli.commands.registryflags import REGISTRY_OPTIONS, RegistryFlags, redis_config
-from cli.options import ADDRESS, ADVERTISE, LABEL, PORT, Decorated, option
+from cli.options import ADDRESS, ADVERTISE, CORES, LABEL, PORT, Decorated, option
 from contracts.worker import WorkerKind
 from engine.build import ModelRuntimeConfig
 from engine.config import SchedulerConfig, SchedulingPolicy
 from engine.models.store import model_name
 from kv_transfer.choose import AUTO, NetworkConfig
+from rpc.cores import Cores, keep_to
 from rpc.lifecycle import LifecycleConfig
 from rpc.server import ServerConfig, has_port
 from worker.config import WorkerConfig
@@ -33,6 +34,7 @@ class WorkerFlags(TlsFlags, RegistryFlags):
     connector: str
     integrity: str
     threads: int | None
+    cores: Cores | None
     kv_memory: int | None
     max_num_batched_tokens: int | None
     max_num_seqs: int | None
@@ -74,6 +76,13 @@ OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
     flags.connector_option,
     flags.integrity_option,
     flags.threads_option("Compute threads. [default: all cores]"),
+    option(
+        "--cores",
+        section="Memory and batching",
+        type=CORES,
+        metavar="N[,N-N…]",
+        help="CPU cores that this process keeps to. [default: any]",
+    ),
     flags.kv_memory_option(
         None,
         "KV memory, taken at the start. [default: half of what is free then; give it when workers share a machine]",
@@ -145,6 +154,12 @@ def worker_config(given: WorkerFlags, pool: WorkerKind) -> WorkerConfig:
         metrics_port=given["metrics_port"],
         secret=cluster_secret(given),
     )
+
+
+def settle_on_cores(given: WorkerFlags) -> None:
+    """Keep this process to its --cores; said before torch is imported, which looks how many there are. Raises ConfigError."""
+    if given["cores"] is not None:
+        keep_to("--cores", given["cores"])
 
 
 def worker_id(given: WorkerFlags, pool: WorkerKind) -> str:

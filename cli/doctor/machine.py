@@ -17,11 +17,12 @@ from pathlib import Path
 
 import psutil
 
-from cli.config import ENVIRONMENT, GIB, MIB, environment, usable_cores
+from cli.config import ENVIRONMENT, GIB, MIB, environment
 from cli.doctor.finding import Finding, broken, ok, warning
 from cli.ports import keep_port
 from contracts.errors import ConfigError
 from engine.models.store.config import default_cache_dir
+from rpc.cores import usable_cores
 
 USUAL_PORTS = (("--http-port", 8000), ("--grpc-port", 50051))
 LEAST_MEMORY_BYTES = 2 * GIB

@@ -16,7 +16,7 @@ from cli.commands.decode import decode_config
 from cli.commands.doctor import examine
 from cli.commands.policyflags import policy_config
 from cli.commands.prefill import prefill_config
-from cli.config import ClusterConfig, DoorOptions, WorkerOptions, default_threads, usable_cores
+from cli.config import ClusterConfig, DoorOptions, WorkerOptions, default_threads
 from cli.demo.asking import Answer
 from cli.demo.questions import QUESTIONS
 from cli.demo.report import differences, percentile
@@ -29,6 +29,7 @@ from cli.prompts import from_file
 from contracts.errors import ConfigError
 from kv_transfer.config import Integrity
 from router.config import AdmissionConfig, LimitsConfig, PolicyConfig
+from rpc.cores import usable_cores
 
 
 @pytest.mark.parametrize(
