@@ -20,7 +20,7 @@ from bench.progress import Say
 from bench.report import Measure, Report, Verdict
 from bench.stats import Spread
 from contracts.request import FinishReason
-from observability.stages import StageTimes
+from observability.stages import Spent, StageTimes
 from router.choosing.route import Route
 from router.exchange import Ending, Piece
 from router.openai.chat import ToolUse
@@ -117,7 +117,7 @@ def _formats(card: ModelCard, config: ConversationBenchConfig) -> dict[str, list
 def _spoken(form: Format, texts: Sequence[str]) -> float:
     """Seconds that it takes to say all this."""
     pieces = [Piece(text, (7,)) for text in texts]
-    end = Piece("", (), ending=Ending(FinishReason.STOP, None, StageTimes(), None, Route.COLOCATED))
+    end = Piece("", (), ending=Ending(FinishReason.STOP, None, Spent(StageTimes()), None, Route.COLOCATED))
     begin = time.perf_counter()
     for piece in pieces:
         form.chunk(piece)

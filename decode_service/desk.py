@@ -53,7 +53,7 @@ class AnswerDesk:
         if self._holds is not None:
             self._book.fail(request.request_id, self._draining())
             return
-        admitting = asyncio.ensure_future(self._admit(request))
+        admitting = asyncio.ensure_future(self._admit(request, self._driver.now()))
         self._admitting.add(admitting)
         admitting.add_done_callback(self._admitting.discard)
         report(admitting, self._driver.die)
@@ -106,11 +106,11 @@ class AnswerDesk:
     def _draining(self) -> Draining:
         return Draining(f"{self.ref.worker_id} is about to stop")
 
-    async def _admit(self, request: GenerationRequest) -> None:
+    async def _admit(self, request: GenerationRequest, arrived_s: float) -> None:
         # Cancelled before its turn: then its abort is ahead of us in the queue.
         if self._book.state(request.request_id) is None:
             return
         try:
-            await self._driver.call(lambda engine: engine.admit(request))
+            await self._driver.call(lambda engine: engine.admit(request, arrived_s=arrived_s))
         except DiptychError as error:
             self._book.fail(request.request_id, error)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import grpc
 
 from contracts.pb.diptych.v1 import decode_pb2_grpc, handoff_pb2_grpc
@@ -12,7 +14,9 @@ from decode_service.decode_servicer import DecodeServicer
 from decode_service.handoff_servicer import HandoffServicer
 from decode_service.worker import AnswerConfig, DecodeWorker
 from engine.engine import Engine
+from kv_transfer.handoff import Observer, SourceStep, TargetState, TargetStep
 from kv_transfer.links import Side
+from observability.handoff_metrics import LOSSES, ReceiverMetrics
 from observability.worker_metrics import WorkerMetrics
 from worker import process
 
@@ -28,11 +32,27 @@ class DecodeDoor:
 
     def open(self, side: Side, engine: Engine, server: grpc.aio.Server, metrics: WorkerMetrics) -> DecodeWorker:
         """See worker.process.Door."""
-        worker = DecodeWorker(side, engine, self._config)
-        worker.on_mismatch = metrics.digest_mismatch
+        counts = ReceiverMetrics(metrics.registry, metrics.model_name)
+        worker = DecodeWorker(replace(side, observer=_endings(counts)), engine, self._config)
+        worker.on_mismatch = counts.digest_mismatch
+        worker.count_reservations(counts.reserved)
+        counts.watch(lambda: {state.value: num for state, num in worker.receiver.counts().items()})
         decode_pb2_grpc.add_DecodeServicer_to_server(DecodeServicer(worker.desk), server)
         handoff_pb2_grpc.add_HandoffServicer_to_server(HandoffServicer(worker.receiver), server)
         return worker
+
+
+def _endings(counts: ReceiverMetrics) -> Observer:
+    """Counts how each lease ends, once: what happens to one that drains already is no other ending."""
+
+    def hear(taken: SourceStep | TargetStep) -> None:
+        if isinstance(taken, TargetStep) and taken.before in (TargetState.RESERVED, TargetState.RECEIVING):
+            if taken.after is TargetState.ADOPTED:
+                counts.adopted()
+            elif taken.after is TargetState.DRAINING and taken.event.value in LOSSES:
+                counts.lost(taken.event.value)
+
+    return hear
 
 
 async def serve(config: DecodeConfig) -> None:

@@ -27,13 +27,25 @@ class EnginePool:
         self._driver = driver
         self._book = book
         self._coming: set[str] = set()  # hand-offs that hold room, or ask for it just now
+        self.on_reserved: Callable[[str], object] | None = None  # hears: granted, no_room or refused
 
     def holds(self, handoff_id: str) -> bool:
         """Whether this hand-off is on its way in: it has room here, or asks for it, and is not adopted."""
         return handoff_id in self._coming
 
     async def reserve(self, handoff_id: str, num_tokens: int, block_hashes: tuple[bytes, ...]) -> KVLease | None:
-        """See KVPool. UnknownHandoff for one that was adopted: a late copy of its Reserve must not end its answer.
+        """See KVPool, and `_reserve`."""
+        outcome = "refused"
+        try:
+            lease = await self._reserve(handoff_id, num_tokens, block_hashes)
+            outcome = "no_room" if lease is None else "granted"
+        finally:
+            if self.on_reserved is not None:
+                self.on_reserved(outcome)
+        return lease
+
+    async def _reserve(self, handoff_id: str, num_tokens: int, block_hashes: tuple[bytes, ...]) -> KVLease | None:
+        """UnknownHandoff for one that was adopted: a late copy of its Reserve must not end its answer.
 
         So also for one that its reader has given up, before or meanwhile: nobody else might ever end it.
         """
@@ -78,10 +90,11 @@ class EnginePool:
             await self.release(lease)
             raise
         self._coming.discard(request.request_id)
+        since_s = self._driver.now()
 
         def adopt(engine: Engine) -> None:
             try:
-                engine.adopt(request, lease, num_computed_tokens, seals)
+                engine.adopt(request, lease, num_computed_tokens, seals, since_s)
             except DiptychError:
                 engine.release(lease)
                 raise

@@ -119,6 +119,10 @@ class DecodeWorker:
         await self.receiver.close()
         await self.driver.stop()
 
+    def count_reservations(self, listener: Callable[[str], object]) -> None:
+        """Tell `listener` what came of each request for room: granted, no_room or refused."""
+        self._pool.on_reserved = listener
+
     def _on_mismatch(self) -> None:
         if self.on_mismatch is not None:
             self.on_mismatch()

@@ -22,15 +22,19 @@ from engine.output import Progress, Retained
 from engine.request import Request, RequestStatus
 from engine.roster import Roster
 from engine.scheduling.scheduler import Scheduler, Share
+from observability.samples import EngineSample
 
 
 @dataclass(slots=True)
 class News:
-    """What one step has to tell; grows while it is committed."""
+    """What one step, begun at that instant, has to tell; grows while it is committed."""
 
+    began_s: float
     deltas: list[TokenDelta] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)
     retained: list[Retained] = field(default_factory=list)
+    ended: list[EngineSample] = field(default_factory=list)
+    num_made: int = 0  # tokens
 
 
 class Committer:
@@ -106,9 +110,9 @@ class Committer:
     def _take_token(self, news: News, request: Request, result: SampledToken, token_id: int, now_s: float) -> None:
         is_first = request.first_token_s is None
         wants_prompt = request.sampling.prompt_logprobs is not None
-        request.append(token_id, now_s)
+        stages = request.append(token_id, news.began_s, now_s)
+        news.num_made += 1
         reason = request.finish_reason(self._eos_token_ids)
-        leaves = reason is not None or request.retain_kv
         delta = TokenDelta(
             request.request_id,
             request.num_output_tokens - 1,
@@ -118,9 +122,11 @@ class Committer:
             finish_reason=reason,
             stop_token_id=token_id if reason is FinishReason.STOP else None,
             num_cached_tokens=request.num_cached_tokens if is_first else 0,
-            stages=request.stages(now_s) if leaves else None,
+            stages=stages,
         )
         news.deltas.append(delta)
+        if reason is not None or request.retain_kv:
+            news.ended.append(request.sample(reason or FinishReason.LENGTH, now_s))
         if reason is not None:
             self.drop(request)
         elif request.retain_kv:

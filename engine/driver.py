@@ -59,6 +59,15 @@ class EngineDriver:
         """Resolves with what killed the engine, if anything does."""
         return self._fatal
 
+    def prefix_counts(self) -> tuple[int, int]:
+        """Tokens looked up in the prefix cache since the start, and found there. From any thread."""
+        stats = self._engine.stats()
+        return stats.num_prefix_queried_tokens, stats.num_prefix_hit_tokens
+
+    def now(self) -> float:
+        """The instant of the engine's clock."""
+        return self._clock.now()
+
     @property
     def num_steps(self) -> int:
         """Steps since the start."""

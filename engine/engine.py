@@ -60,6 +60,8 @@ class _Step:
             num_scheduled_requests=len(self.shares),
             num_scheduled_tokens=sum(share.num_tokens for share in self.shares),
             num_preempted=self.num_preempted,
+            ended=tuple(self.news.ended),
+            num_made=self.news.num_made,
             step_s=now_s - self.started_s,
             runner_s=self.runner_s,
         )
@@ -89,10 +91,11 @@ class Engine:
         self._num_steps = 0
         self._tempo = Tempo()
 
-    def admit(self, request: GenerationRequest, *, retain_kv: bool = False) -> None:
+    def admit(self, request: GenerationRequest, *, retain_kv: bool = False, arrived_s: float | None = None) -> None:
         """Take a request whose KV is to be computed here; an answer that began elsewhere goes on at its next token.
 
         With `retain_kv` it makes one token, then leaves in StepOutput.retained with its lease (unless that token ended it).
+        It has waited since `arrived_s`, an instant of the engine's clock: a step may have run when it came. None: since now.
         Raises InvalidRequest (malformed, id in use, could never fit) and Overloaded (queue full).
         """
         self._limits.check(request, retain_kv=retain_kv)
@@ -101,7 +104,8 @@ class Engine:
         if self._scheduler.num_waiting >= self._config.max_waiting:
             raise Overloaded(f"{self._scheduler.num_waiting} requests wait, the queue takes {self._config.max_waiting}")
         order = self._scheduler.next_order(request.priority)
-        self._committer.enter(Request(request, self.clock.now(), order, retain_kv=retain_kv))
+        since_s = self.clock.now() if arrived_s is None else arrived_s
+        self._committer.enter(Request(request, since_s, order, retain_kv=retain_kv))
 
     def reserve(self, request_id: str, num_tokens: int, block_hashes: tuple[bytes, ...]) -> KVLease | None:
         """Room for `num_tokens` tokens of KV from elsewhere, or None while there is none.
@@ -123,11 +127,17 @@ class Engine:
         return lease
 
     def adopt(
-        self, request: GenerationRequest, lease: KVLease, num_computed_tokens: int, seals: Sequence[bytes] = ()
+        self,
+        request: GenerationRequest,
+        lease: KVLease,
+        num_computed_tokens: int,
+        seals: Sequence[bytes] = (),
+        arrived_s: float | None = None,
     ) -> None:
         """Go on with a request whose first `num_computed_tokens` tokens' KV is in `lease`, which is the engine's from now on.
 
-        `seals`, of its leading blocks, come back in `cached_seals` of a later lease that shares these blocks.
+        `seals`, of its leading blocks, come back in `cached_seals` of a later lease that shares these blocks. `arrived_s` as in
+        `admit`.
         Raises InvalidRequest (malformed, id in use, could never fit); then the lease is still the caller's.
         """
         self._lent.check_reserved(lease)
@@ -137,7 +147,8 @@ class Engine:
         if not lease.num_cached_tokens <= num_computed_tokens <= most:
             allowed = f"must be from {lease.num_cached_tokens} to {most}"
             raise InvalidRequest("num_computed_tokens", num_computed_tokens, allowed)
-        record = Request(request, self.clock.now(), self._scheduler.next_order(request.priority))
+        since_s = self.clock.now() if arrived_s is None else arrived_s
+        record = Request(request, since_s, self._scheduler.next_order(request.priority))
         record.adopted = True
         record.start(self._lent.take_back(lease), num_computed_tokens)
         # Now, not after its first step: if it is preempted before that, its KV can still be found.
@@ -213,7 +224,8 @@ class Engine:
             raise LeaseError(f"{len(self._kv.living_leases())} leases live, {len(owned)} have an owner")
 
     def _schedule(self, on_started: OnStarted | None) -> _Step:
-        now_s, news, num_preemptions = self.clock.now(), News(), self._scheduler.num_preemptions
+        now_s, num_preemptions = self.clock.now(), self._scheduler.num_preemptions
+        news = News(now_s)
         self._committer.expire(news, now_s)
         shares = self._scheduler.schedule()
         num_preempted = self._scheduler.num_preemptions - num_preemptions

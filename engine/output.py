@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from contracts.request import GenerationRequest, TokenDelta, TokenLogprob
 from engine.kv.lease import KVLease
+from observability.samples import EngineSample
 from observability.stages import StageTimes
 
 
@@ -59,6 +60,8 @@ class StepOutput:
     num_scheduled_requests: int = 0
     num_scheduled_tokens: int = 0
     num_preempted: int = 0
+    ended: tuple[EngineSample, ...] = ()  # what left with its work done
+    num_made: int = 0  # tokens sampled
     step_s: float = 0.0
     runner_s: float = 0.0
 

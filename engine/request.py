@@ -15,6 +15,7 @@ from enum import StrEnum
 
 from contracts.request import FinishReason, GenerationRequest, TokenLogprob
 from engine.kv.lease import KVLease
+from observability.samples import EngineSample
 from observability.stages import StageTimes
 
 
@@ -41,6 +42,7 @@ class Request:
         self.order = order
         self.retain_kv = retain_kv
         self.adopted = False
+        self._has_second = False  # token, of those made here
         self.token_ids = [*facts.prompt_token_ids, *facts.output_token_ids]
         self.num_prompt_tokens = len(facts.prompt_token_ids)
         self.sampling = replace(facts.sampling, prompt_logprobs=None) if facts.output_token_ids else facts.sampling
@@ -102,12 +104,19 @@ class Request:
         self.prompt_logprobs.clear()
         return lease
 
-    def append(self, token_id: int, now_s: float) -> None:
-        """Take a sampled token. Prompt log-probabilities are due only until then."""
+    def append(self, token_id: int, began_s: float, now_s: float) -> StageTimes | None:
+        """Take a sampled token of a step that began at that instant. The stages that are known with it: each is told once, those
+        of an answer's first token with that, those of its second with that. Prompt log-probabilities are due only until then.
+        """
+        self.token_ids.append(token_id)
         if self.first_token_s is None:
             self.first_token_s = now_s
             self.sampling = replace(self.sampling, prompt_logprobs=None)
-        self.token_ids.append(token_id)
+            return self.stages(now_s)
+        if self.adopted or self._has_second:
+            return None
+        self._has_second = True
+        return StageTimes(decode_queue_s=began_s - self.first_token_s, first_step_s=now_s - began_s)
 
     def finish_reason(self, eos_token_ids: frozenset[int]) -> FinishReason | None:
         """Whether the last token ends the answer. Ends by a stop token only after min_tokens tokens before it.
@@ -124,13 +133,30 @@ class Request:
         return None
 
     def stages(self, now_s: float) -> StageTimes:
-        """Where its time in this engine went: waiting to run, then from its first step to its first token here."""
+        """Where its time went: waiting to run, since it came, then from its first step to its first token here."""
         started_s = now_s if self.started_s is None else self.started_s
         first_token_s = now_s if self.first_token_s is None else self.first_token_s
         queue_s, compute_s = started_s - self.arrived_s, first_token_s - started_s
         if self.adopted:
             return StageTimes(decode_queue_s=queue_s, first_step_s=compute_s)
         return StageTimes(prefill_queue_s=queue_s, prefill_compute_s=compute_s)
+
+    def sample(self, reason: FinishReason, now_s: float) -> EngineSample:
+        """What it came to in this engine, which it leaves by `reason` with its work done."""
+        started_s = now_s if self.started_s is None else self.started_s
+        first_s = now_s if self.first_token_s is None else self.first_token_s
+        decoded = self.adopted or now_s > first_s
+        return EngineSample(
+            reason=reason.value,
+            external=self.adopted,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_tokens=self.num_cached_tokens,
+            num_output_tokens=self.num_output_tokens - len(self.facts.output_token_ids),
+            max_tokens=self.facts.sampling.max_tokens,
+            queue_s=started_s - self.arrived_s,
+            prefill_s=None if self.adopted else first_s - started_s,
+            decode_s=now_s - (started_s if self.adopted else first_s) if decoded else None,
+        )
 
     def continuation(self, now_s: float) -> GenerationRequest:
         """What a later engine needs to go on: the tokens so far and the time that is left."""

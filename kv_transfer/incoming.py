@@ -82,6 +82,7 @@ class Incoming(Generic[LeaseT]):
         self._winding_up: asyncio.Task[None] | None = None
         self._ticket: Ticket | None = None
         self._findings = Findings()
+        self.given_at: float | None = None  # to the engine
         self.deadline_s = surroundings.clock.now() + surroundings.config.lease_s
 
     @property
@@ -190,6 +191,7 @@ class Incoming(Generic[LeaseT]):
     async def _adopt(self, ticket: Ticket) -> Outcome:
         lease = self._reservation.lease
         num_blocks = len(lease.block_ids)
+        self.given_at = self._around.clock.now()
         try:
             await self._around.pool.adopt(ticket.request, lease, ticket.num_computed_tokens, self._findings.seals)
         except DiptychError as error:

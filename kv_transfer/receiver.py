@@ -120,7 +120,8 @@ class Receiver(Generic[LeaseT]):
     async def commit(self, ticket: Ticket) -> CommitResponse:
         """See HandoffPeer."""
         self._check_lives(ticket.prefill, ticket.decode)
-        live = self._live.get(ticket.handoff_id)
+        live, clock = self._live.get(ticket.handoff_id), self._side.clock
+        came = clock.now()
         if live is not None:
             check_owner(ticket.handoff_id, live.reservation.owner, ticket.prefill)
             outcome: int | DiptychError | None = await live.commit(ticket)
@@ -129,7 +130,10 @@ class Receiver(Generic[LeaseT]):
         if outcome is None:
             raise UnknownHandoff(f"hand-off {ticket.handoff_id} is not known here")
         if isinstance(outcome, int):
-            return CommitResponse(ticket.handoff_id, ticket.prefill, self._side.ref, outcome)
+            given = None if live is None else live.given_at
+            checked_s = 0.0 if given is None else max(0.0, given - came)
+            took_s = clock.now() - came
+            return CommitResponse(ticket.handoff_id, ticket.prefill, self._side.ref, outcome, took_s, checked_s)
         raise said_again(outcome)
 
     async def abort(self, request: AbortRequest) -> AbortResponse:
@@ -160,8 +164,8 @@ class Receiver(Generic[LeaseT]):
         return RenewResponse(request.prefill, self._side.ref, lost, self._config.lease_s)
 
     def counts(self) -> Mapping[TargetState, int]:
-        """Hand-offs that hold a lease, by state."""
-        return Counter(live.state for live in self._live.values())
+        """Hand-offs that hold a lease, by state. From any thread."""
+        return Counter(live.state for live in list(self._live.values()))
 
     async def drain(self, patience_s: float) -> None:
         """Grant nothing new, give up after `patience_s` what is not adopted then; return when nothing holds a lease."""

@@ -1,4 +1,4 @@
-"""What a router lets in and what it sends away, by name; the other names of a router are in `observability.metrics`.
+"""What a router lets in and what it sends away; the names are in `observability.names`.
 
 Does not know queues or limits: callers pass numbers and short label values, never names of callers.
 """
@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
+
+from observability import names
+from observability.series import counter, gauge
 
 SHED_REASONS = ("full", "full_tokens", "pushed_out", "wait", "deadline")
 
@@ -17,37 +20,20 @@ class AdmissionSeries:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
-        self._shed = Counter(
-            "diptych_shed_requests", "Requests refused because of the queue, by why", ("reason",), registry=registry
-        )
-        self._limited = Counter(
-            "diptych_rate_limited_requests",
-            "Requests over their caller's limit, by what was short",
-            ("kind",),
-            registry=registry,
-        )
-        self._local = Counter(
-            "diptych_local_rate_limits",
-            "Times that a limit was this router's own because Redis was away",
-            registry=registry,
-        )
+        self._shed = counter(registry, names.SHED_REQUESTS)
+        self._limited = counter(registry, names.RATE_LIMITED)
+        self._local = counter(registry, names.LOCAL_LIMITS)
         for reason in SHED_REASONS:
             self._shed.labels(reason)
 
     def watch_queue(self, tokens: Callable[[], float], wait_s: Callable[[], float]) -> None:
         """Ask at each scrape for how many tokens wait, and how long the queue needs to empty."""
-        Gauge(
-            "diptych_queue_tokens", "About how many tokens the waiting requests take", registry=self._registry
-        ).set_function(tokens)
-        Gauge(
-            "diptych_queue_wait_seconds", "About how long the queue needs to empty", registry=self._registry
-        ).set_function(wait_s)
+        gauge(self._registry, names.QUEUE_TOKENS).set_function(tokens)
+        gauge(self._registry, names.QUEUE_WAIT).set_function(wait_s)
 
     def watch_places(self, places: Callable[[], float]) -> None:
         """Ask at each scrape how many answers may be made at once."""
-        Gauge(
-            "diptych_admission_places", "Answers that may be made at once; more wait", registry=self._registry
-        ).set_function(places)
+        gauge(self._registry, names.ADMISSION_PLACES).set_function(places)
 
     def shed(self, reason: str) -> None:
         """A request was refused because of the queue."""

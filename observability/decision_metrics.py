@@ -1,10 +1,6 @@
-"""The series of the router's choice between one pool and two. Does not know how it chooses.
+"""The series of the router's choice between one pool and two; the names are in `observability.names`.
 
-diptych_disagg_decisions_total{path,reason}            which way, and why
-diptych_disagg_regret_seconds                          by how much the way not taken would have been better, as predicted
-diptych_disagg_prediction_error_seconds{path}          |measured - predicted| of the way that was taken
-diptych_disagg_predicted_seconds_total{path}           what those ways were predicted to cost, and did cost, summed up: where
-diptych_disagg_measured_seconds_total{path}            the two grow apart, predictions are off to one side
+Does not know how it chooses.
 """
 
 from __future__ import annotations
@@ -12,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from observability import names
+from observability.series import counter, histogram
 
 REGRET_BUCKETS = (0.0, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
@@ -29,35 +28,11 @@ class DecisionMetrics:
     """Counts in the `registry` that it is given."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._decisions = Counter(
-            "diptych_disagg_decisions", "Attempts by their way and why", ("path", "reason"), registry=registry
-        )
-        self._regret = Histogram(
-            "diptych_disagg_regret_seconds",
-            "Measured cost of the way taken, what streams were seen to lose to it with it, above the predicted cost of the "
-            "other, at least 0",
-            registry=registry,
-            buckets=REGRET_BUCKETS,
-        )
-        self._error = Histogram(
-            "diptych_disagg_prediction_error_seconds",
-            "Distance between the measured and the predicted cost of the way taken",
-            ("path",),
-            registry=registry,
-            buckets=REGRET_BUCKETS,
-        )
-        self._predicted = Counter(
-            "diptych_disagg_predicted_seconds",
-            "Predicted costs of the ways taken, of those that were measured",
-            ("path",),
-            registry=registry,
-        )
-        self._measured = Counter(
-            "diptych_disagg_measured_seconds",
-            "Measured costs of the ways taken, of those that were predicted",
-            ("path",),
-            registry=registry,
-        )
+        self._decisions = counter(registry, names.DECISIONS)
+        self._regret = histogram(registry, names.REGRET, REGRET_BUCKETS)
+        self._error = histogram(registry, names.PREDICTION_ERROR, REGRET_BUCKETS)
+        self._predicted = counter(registry, names.PREDICTED)
+        self._measured = counter(registry, names.MEASURED)
         self._ways: dict[str, _Way] = {}
         self._choices: dict[tuple[str, str], Counter] = {}
 

@@ -4,7 +4,7 @@
 
 A router counts every token that it passes on, and two dozen numbers of each request. prometheus_client's own Histogram takes a
 lock and walks its buckets each time, and some are there under two names: together a fifth of what a token cost. Used from one
-thread, as an event loop is. Does not know what is counted.
+thread, as an event loop is; shown in any. Does not know what is counted.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class CountedHistogram(Collector):
         for shown in self._names:
             own = (self._label,) if self._label else ()
             family = HistogramMetricFamily(shown.name, shown.documentation, labels=(*shown.labels, *own))
-            for value, counts in self._series.items():
+            for value, counts in list(
+                self._series.items()
+            ):  # a series may come while a worker's other thread is scraped
                 labels = (*shown.labels.values(), value) if own else tuple(shown.labels.values())
                 family.add_metric(labels, counts.buckets, counts.sum)
             yield family

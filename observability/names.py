@@ -43,6 +43,8 @@ class Metric:
     labels: tuple[str, ...] = ()
 
 
+CONNECTORS = ("shm", "tcp", "local", "nixl", "other")
+
 # What bounds the values of each label: a closed set that is written here, or a reason.
 LABELS: Mapping[str, tuple[str, ...] | str] = {
     "model_name": "one for each process",
@@ -58,11 +60,11 @@ LABELS: Mapping[str, tuple[str, ...] | str] = {
     "reason": "a closed set for each metric",
     "when": ("before_first_token", "mid_answer"),
     "cause": ("failures", "warned", "failure", "drain"),
-    "connector": ("shm", "tcp", "local", "nixl", "other"),
+    "connector": CONNECTORS,
     "stage": "the stages of observability/stages.py",
     "policy": "the policies that are installed",
     "door": ("http", "grpc"),
-    "kind": ("requests", "tokens", "parallel"),
+    "kind": ("requests", "tokens"),
     "task": "tasks that every router has",
     "method": "methods that a service has; what is none is not counted",
     "slo": ("ttft", "itl", "e2e", "all"),
@@ -99,14 +101,14 @@ def _alias(name: str, kind: Kind, at: At, what: str, *labels: str) -> Metric:
 REQUESTS = _counter(
     "diptych_requests_total", _R, "Requests, by how they ended and which way they went", "outcome", "route"
 )
-REQUESTS_RUNNING = _gauge("diptych_requests_running", _R, "Answers being made; a request of n counts n", *_MODEL)
-REQUESTS_WAITING = _gauge("diptych_requests_waiting", _R, "Requests in the router's queue", *_MODEL)
+REQUESTS_RUNNING = _gauge("diptych_requests_running", _R, "Answers being made; a request of n counts n")
+REQUESTS_WAITING = _gauge("diptych_requests_waiting", _R, "Requests in the router's queue")
 TTFT = _histogram("diptych_ttft_seconds", _R, "Arrival to first token", *_MODEL)
 ITL = _histogram("diptych_itl_seconds", _R, "Gap between tokens", *_MODEL)
 TPOT = _histogram("diptych_tpot_seconds", _R, "(E2E - TTFT) / (tokens - 1)", *_MODEL)
 E2E = _histogram("diptych_e2e_seconds", _R, "Arrival to last token", *_MODEL)
 SECOND_TOKEN_GAP = _histogram(
-    "diptych_second_token_gap_seconds", _R, "First token given to second token heard", *_MODEL
+    "diptych_second_token_gap_seconds", _R, "First token heard to second token heard", *_MODEL
 )
 STAGE = _histogram(
     "diptych_stage_seconds",

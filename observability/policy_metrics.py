@@ -1,4 +1,4 @@
-"""Metrics of how a router chooses workers, and of what it knows of their prefix caches. Names as in `observability.metrics`.
+"""Metrics of how a router chooses workers, and of what it knows of their prefix caches. Names are in `observability.names`.
 
 Does not know policies or the index: callers pass numbers.
 """
@@ -9,7 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter
+
+from observability import names
+from observability.series import counter, gauge
 
 POOLS = ("prefill", "decode")
 
@@ -26,36 +29,13 @@ class PolicyMetrics:
     """Series in `registry`, with the label `pool`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._faults = Counter(
-            "diptych_policy_faults",
-            "Requests for which a policy failed, so that the least loaded worker was taken",
-            ("pool", "policy"),
-            registry=registry,
-        )
-        self._lookups = Counter(
-            "diptych_prefix_index_lookups", "Requests sent whose prompt was looked up", ("pool",), registry=registry
-        )
-        self._hits = Counter(
-            "diptych_prefix_index_hits",
-            "Of these, those sent where some of the prompt was known to be cached",
-            ("pool",),
-            registry=registry,
-        )
-        self._looked_up = Counter(
-            "diptych_prefix_index_lookup_tokens", "Prompt tokens that were looked up", ("pool",), registry=registry
-        )
-        self._found = Counter(
-            "diptych_prefix_index_hit_tokens",
-            "Of these, those known to be cached at the worker that the request was sent to",
-            ("pool",),
-            registry=registry,
-        )
-        self._blocks = Gauge(
-            "diptych_prefix_index_blocks", "Blocks that the workers have told of", ("pool",), registry=registry
-        )
-        self._followed = Gauge(
-            "diptych_prefix_index_workers", "Workers whose block events are followed", ("pool",), registry=registry
-        )
+        self._faults = counter(registry, names.POLICY_FAULTS)
+        self._lookups = counter(registry, names.INDEX_LOOKUPS)
+        self._hits = counter(registry, names.INDEX_HITS)
+        self._looked_up = counter(registry, names.INDEX_LOOKUP_TOKENS)
+        self._found = counter(registry, names.INDEX_HIT_TOKENS)
+        self._blocks = gauge(registry, names.INDEX_BLOCKS)
+        self._followed = gauge(registry, names.INDEX_WORKERS)
         # By pool: each is counted for every request.
         self._counts = {
             pool: _Lookups(

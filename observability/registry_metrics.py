@@ -1,4 +1,7 @@
-"""Metric names of a router's registry, once. Does not know Redis: callers pass what to ask at each scrape."""
+"""Metrics of a router's registry; the names are in `observability.names`.
+
+Does not know Redis: callers pass what to ask at each scrape.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,9 @@ from collections.abc import Callable, Iterable
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
+
+from observability import names
+from observability.series import counter_family, gauge_family
 
 
 class RegistryMetrics(Collector):
@@ -19,13 +25,9 @@ class RegistryMetrics(Collector):
 
     def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
         """See prometheus_client."""
-        yield GaugeMetricFamily(
-            "diptych_registry_up",
-            "1 while workers can be heard; 0 while the registry is away and the last known workers are used",
-            value=float(self._there()),
-        )
-        yield CounterMetricFamily(
-            "diptych_registry_refused_words",
-            "Words of workers in a shared registry that are damaged or do not fit",
-            value=self._refused(),
-        )
+        up = gauge_family(names.REGISTRY_UP)
+        up.add_metric((), float(self._there()))
+        yield up
+        refused = counter_family(names.REGISTRY_REFUSED_WORDS)
+        refused.add_metric((), self._refused())
+        yield refused

@@ -1,15 +1,18 @@
-"""Metric names of a router's breakers, retry budget and connections, once. A worker that has gone leaves no series behind.
+"""Metrics of a router's breakers, retry budget and connections. A worker that has gone leaves no series behind.
 
-Does not know workers or requests: callers pass numbers and short label values.
+The names are in `observability.names`. Does not know workers or requests: callers pass numbers and short label values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
+
+from observability import names
+from observability.series import counter, counter_family, gauge_family
 
 BreakerSample = tuple[str, str, int]  # worker id, pool, state: 0 closed, 1 half open, 2 open
 
@@ -24,24 +27,9 @@ class ResilienceMetrics:
         retries_refused: Callable[[], int],
     ) -> None:
         """`breakers` and `retries_refused` (so far) are asked at each scrape."""
-        self._openings = Counter(
-            "diptych_worker_breaker_openings",
-            "Breakers that opened because a worker failed requests, or that another router warned of",
-            ("pool", "cause"),
-            registry=registry,
-        )
-        self._restarts = Counter(
-            "diptych_router_task_restarts",
-            "Tasks of this router that died and were started again",
-            ("task",),
-            registry=registry,
-        )
-        self._refused = Counter(
-            "diptych_refused_calls",
-            "Calls of other processes that did not prove that they are of this cluster",
-            ("method",),
-            registry=registry,
-        )
+        self._openings = counter(registry, names.BREAKER_OPENINGS)
+        self._restarts = counter(registry, names.TASK_RESTARTS)
+        self._refused = counter(registry, names.REFUSED_CALLS)
         registry.register(_Live(breakers, retries_refused))
 
     def breaker_opened(self, pool: str, cause: str) -> None:
@@ -63,14 +51,10 @@ class _Live(Collector):
         self._retries_refused = retries_refused
 
     def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
-        family = GaugeMetricFamily(
-            "diptych_worker_breaker_state",
-            "0 closed, 1 half open (one request at a time), 2 open (none while there is another worker)",
-            labels=("worker_id", "pool"),
-        )
+        family = gauge_family(names.BREAKER_STATE)
         for worker_id, pool, state in self._breakers():
             family.add_metric((worker_id, pool), state)
         yield family
-        yield CounterMetricFamily(
-            "diptych_retries_refused", "Retries that were over the router's budget", value=self._retries_refused()
-        )
+        refused = counter_family(names.RETRIES_REFUSED)
+        refused.add_metric((), self._retries_refused())
+        yield refused

@@ -1,85 +1,104 @@
-"""Every metric name of a worker, once; the router's are in `observability.metrics`. Nothing is global.
+"""What every worker counts: steps of its engine, requests that left it, and how busy it is; names in `observability.names`.
 
-`diptych_engine_*` say what the engine does in its steps, `diptych_kv_*` what became of KV that travelled; times are seconds,
-taken with the engine's clock. Does not know engines or HTTP: callers pass numbers.
+Times are seconds, taken with the engine's clock. What only one pool counts is in `observability.handoff_metrics`. Does not know
+engines or HTTP: callers pass numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
+
+from observability import names
+from observability.samples import EngineSample
+from observability.series import counter, counter_family, gauge, gauge_family, histogram
+from observability.worker_aliases import WorkerAliases
 
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-LOAD_GAUGES = {
-    "diptych_engine_waiting_requests": "Requests that wait to be scheduled",
-    "diptych_engine_running_requests": "Requests in the running batch",
-    "diptych_engine_queued_tokens": "Tokens not computed yet, of waiting and running requests",
-    "diptych_engine_kv_usage_ratio": "Share of KV blocks in use, 0 to 1",
-    "diptych_engine_stalled_seconds": "Time with work and no progress, once that is too long; else 0",
-}
+LOAD_GAUGES = (
+    names.ENGINE_WAITING,
+    names.ENGINE_RUNNING,
+    names.ENGINE_QUEUED_TOKENS,
+    names.ENGINE_KV_USAGE,
+    names.ENGINE_STALLED,
+)
+_ALIASED = ((names.V_WAITING, 0), (names.V_RUNNING, 1), (names.V_KV_USAGE, 3))  # places among these
+Load = tuple[float, float, float, float, float]
 
 
 class WorkerMetrics:
-    """What one worker process counts. Owns `registry`. `step` may be called from the engine's thread."""
+    """What one worker process counts. Owns `registry`. `step` may be called from the engine's thread, and only from one."""
 
-    def __init__(self) -> None:
+    def __init__(self, model_name: str, pool: str) -> None:
         self.registry = CollectorRegistry()
-        self._step = Histogram(
-            "diptych_engine_step_seconds", "One engine step", registry=self.registry, buckets=STEP_BUCKETS
-        )
-        self._overhead = Histogram(
-            "diptych_engine_overhead_seconds",
-            "The part of a step outside the model runner",
-            registry=self.registry,
-            buckets=(0.00005, 0.0001, 0.00025, 0.0005, *STEP_BUCKETS),
-        )
-        self._requests = Histogram(
-            "diptych_engine_batch_requests", "Requests in one step", registry=self.registry, buckets=BATCH_BUCKETS
-        )
-        self._tokens = Counter("diptych_engine_scheduled_tokens", "Tokens computed", registry=self.registry)
-        self._preemptions = Counter("diptych_engine_preemptions", "Requests preempted", registry=self.registry)
-        self._mismatches = Counter(
-            "diptych_kv_digest_mismatch", "Hand-offs whose bytes were not those that were sent", registry=self.registry
-        )
-        self._refused = Counter(
-            "diptych_refused_calls",
-            "Calls of other processes that did not prove that they are of this cluster",
-            ("method",),
-            registry=self.registry,
-        )
+        self.model_name = model_name
+        self.aliases = WorkerAliases(self.registry, model_name, pool)
+        self._labels = (model_name, pool)
+        self._step = histogram(self.registry, names.ENGINE_STEP, STEP_BUCKETS)
+        finer = (0.00005, 0.0001, 0.00025, 0.0005, *STEP_BUCKETS)
+        self._overhead = histogram(self.registry, names.ENGINE_OVERHEAD, finer)
+        self._requests = histogram(self.registry, names.ENGINE_BATCH, BATCH_BUCKETS)
+        self._tokens = counter(self.registry, names.ENGINE_TOKENS)
+        self._preemptions = counter(self.registry, names.ENGINE_PREEMPTIONS)
+        self._refused = counter(self.registry, names.REFUSED_CALLS)
 
     def call_refused(self, method: str) -> None:
         """One call was refused before a service saw it."""
         self._refused.labels(method).inc()
 
-    def watch(self, gauges: Callable[[], tuple[float, float, float, float, float]]) -> None:
-        """Ask `gauges` at each scrape for the values of LOAD_GAUGES, in that order; it must not wait. Called once."""
-        self.registry.register(_GaugeCollector(gauges))
+    def born(self, epoch: int) -> None:
+        """This is the worker's life."""
+        gauge(self.registry, names.EPOCH).set(epoch)
 
-    def digest_mismatch(self) -> None:
-        """One hand-off was thrown away because a block was not what its sender had read."""
-        self._mismatches.inc()
+    def watch(self, gauges: Callable[[], Load], prefix_cache: Callable[[], tuple[int, int]]) -> None:
+        """Ask at each scrape for the values of LOAD_GAUGES, in that order, and for how many tokens were looked up in the prefix
+        cache and found there; neither may wait. Called once.
+        """
+        self.registry.register(_Asked(gauges, prefix_cache, self._labels))
 
-    def step(self, step_s: float, runner_s: float, batch: tuple[int, int], num_preempted: int) -> None:
-        """One step: its time, the runner's part of it, its (requests, tokens), and how many requests it preempted."""
+    def step(self, step_s: float, runner_s: float, batch: tuple[int, int, int], num_preempted: int) -> None:
+        """One step: its time, the runner's part of it, its (requests, tokens computed, tokens sampled), and how many requests it
+        preempted.
+        """
         self._preemptions.inc(num_preempted)
-        num_requests, num_tokens = batch
+        num_requests, num_tokens, num_made = batch
         if num_tokens == 0:
+            self.aliases.preempted(num_preempted)
             return
         self._step.observe(step_s)
         self._overhead.observe(max(0.0, step_s - runner_s))
         self._requests.observe(num_requests)
         self._tokens.inc(num_tokens)
+        self.aliases.step(num_tokens, num_made, num_preempted)
+
+    def ended(self, sample: EngineSample) -> None:
+        """One request has left the engine with its work done; told where `step` is."""
+        self.aliases.ended(sample)
 
 
-class _GaugeCollector(Collector):
-    def __init__(self, gauges: Callable[[], tuple[float, float, float, float, float]]) -> None:
+class _Asked(Collector):
+    def __init__(
+        self, gauges: Callable[[], Load], prefix_cache: Callable[[], tuple[int, int]], labels: tuple[str, str]
+    ) -> None:
         self._gauges = gauges
+        self._prefix_cache = prefix_cache
+        self._labels = labels
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
-        for (name, what), value in zip(LOAD_GAUGES.items(), self._gauges(), strict=True):
-            yield GaugeMetricFamily(name, what, value=value)
+    def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
+        load = self._gauges()
+        for metric, value in zip(LOAD_GAUGES, load, strict=True):
+            family = gauge_family(metric)
+            family.add_metric((), value)
+            yield family
+        for metric, place in _ALIASED:
+            family = gauge_family(metric)
+            family.add_metric(self._labels, load[place])
+            yield family
+        for metric, count in zip((names.V_CACHE_QUERIES, names.V_CACHE_HITS), self._prefix_cache(), strict=True):
+            total = counter_family(metric)
+            total.add_metric(self._labels, count)
+            yield total

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import grpc
 
 from contracts.pb.diptych.v1 import prefill_pb2_grpc
 from contracts.worker import WorkerKind
 from engine.engine import Engine
+from kv_transfer.handoff import Observer, SourceState, SourceStep, TargetStep
 from kv_transfer.links import Side
+from observability.handoff_metrics import ENDINGS, SenderMetrics
 from observability.worker_metrics import WorkerMetrics
 from prefill_service.config import PrefillConfig
 from prefill_service.peer import GrpcPeer, PeerPool
@@ -33,11 +37,24 @@ class PrefillDoor:
 
     def open(self, side: Side, engine: Engine, server: grpc.aio.Server, metrics: WorkerMetrics) -> PrefillWorker:
         """See worker.process.Door."""
-        del metrics  # it counts nothing but steps
+        counts = SenderMetrics(metrics.registry, metrics.model_name)
         peers = PeerPool(engine.clock, lambda decode, address: GrpcPeer(decode, address, self._opener))
-        worker = PrefillWorker(side, engine, peers, self._config)
+        worker = PrefillWorker(replace(side, observer=_endings(counts)), engine, peers, self._config)
+        worker.on_sent = counts.sent
+        counts.watch(worker.num_sending)
         prefill_pb2_grpc.add_PrefillServicer_to_server(PrefillServicer(worker), server)
         return worker
+
+
+def _endings(counts: SenderMetrics) -> Observer:
+    """Counts how each hand-off ends, once: what happens to one that is being cleaned up is no other ending."""
+
+    def hear(taken: SourceStep | TargetStep) -> None:
+        open_still = isinstance(taken, SourceStep) and taken.before in (SourceState.COMPUTING, SourceState.SENDING)
+        if open_still and taken.event.value in ENDINGS:
+            counts.ended(taken.event.value)
+
+    return hear
 
 
 async def serve(config: PrefillConfig) -> None:

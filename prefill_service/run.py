@@ -18,7 +18,7 @@ arrives is given back. Does not know gRPC.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
 from contracts.clock import Clock
@@ -32,6 +32,7 @@ from kv_transfer.config import SenderConfig
 from kv_transfer.endings import report, until_done
 from kv_transfer.links import Links
 from kv_transfer.sender import PrefillResult
+from observability.stages import HandoffStats
 from prefill_service.chain import HandoffChain, Means, Prefilled
 from prefill_service.peer import PeerSource
 
@@ -57,6 +58,7 @@ class RunParts:
     peers: PeerSource
     clock: Clock
     config: RunConfig
+    on_sent: Callable[[HandoffStats], object]  # hears of each hand-off that was committed
 
 
 class PrefillRun:
@@ -71,6 +73,7 @@ class PrefillRun:
         self.chain = HandoffChain(means, request, target)
         self._hashes: tuple[bytes, ...] | None = None  # None until the engine has admitted it
         self._started = False
+        self._came_s = parts.clock.now()
         self._first: asyncio.Future[TokenDelta] = asyncio.get_running_loop().create_future()
         self._prefilled: tuple[Retained, float] | None = None  # and since when
         self._settled = False
@@ -145,15 +148,17 @@ class PrefillRun:
                 kept, since = self._prefilled
                 logprob, block_ids = kept.first_token_logprob, tuple(kept.lease.block_ids)
                 result = PrefillResult(kept.request, block_ids, kept.num_cached_tokens, logprob, kept.stages)
-                self._events.put_nowait(await self.chain.finish(Prefilled(result, since)))
+                handed = await self.chain.finish(Prefilled(result, since))
+                self._parts.on_sent(handed.stats)
+                self._events.put_nowait(handed)
         finally:
             self._events.put_nowait(None)
 
     async def _admit(self) -> None:
-        request = self._request
+        request, came_s = self._request, self._came_s
 
         def admit(engine: Engine) -> tuple[bytes, ...]:
-            engine.admit(request, retain_kv=True)
+            engine.admit(request, retain_kv=True, arrived_s=came_s)
             return engine.block_hashes(request.prompt_token_ids + request.output_token_ids)
 
         self._hashes = await self._parts.driver.call(admit)

@@ -9,7 +9,7 @@ thread and the runs; does not own the connectors' region. Does not know gRPC.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from contracts.clock import Clock
@@ -22,8 +22,10 @@ from engine.engine import Engine
 from engine.loop import EngineLoop, LoopFactory
 from engine.output import Retained, StepOutput
 from kv_transfer.endings import report, until_done, within
+from kv_transfer.handoff import SourceState
 from kv_transfer.links import Links, Side
 from observability.log import get_logger
+from observability.stages import HandoffStats
 from prefill_service.peer import PeerSource
 from prefill_service.run import PrefillRun, RunConfig, RunParts
 from worker.block_feed import BlockFeed
@@ -32,7 +34,7 @@ log = get_logger(__name__)
 
 
 class PrefillWorker:
-    """See the module's docstring. Used from one event loop."""
+    """See the module's docstring. Used from one event loop. `on_sent`, if set, hears of each hand-off that was committed."""
 
     def __init__(
         self, side: Side, engine: Engine, peers: PeerSource, config: RunConfig, loop: LoopFactory = EngineLoop
@@ -44,7 +46,8 @@ class PrefillWorker:
         self.blocks = BlockFeed(self.driver)
         self._peers = peers
         self._links = Links(side, config.sender)
-        self._parts = RunParts(self.driver, self._links, peers, self._clock, config)
+        self._parts = RunParts(self.driver, self._links, peers, self._clock, config, self._sent)
+        self.on_sent: Callable[[HandoffStats], object] | None = None
         self._runs: dict[str, PrefillRun] = {}
         self._settling: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
@@ -66,6 +69,12 @@ class PrefillWorker:
     def load(self) -> WorkerLoad:
         """See rpc.lifecycle.ServedWorker."""
         return self.driver.load(self._state)
+
+    def num_sending(self) -> tuple[int, int]:
+        """Hand-offs that ask for room, and those that have it and are not over. From any thread."""
+        senders = [run.chain.attempt.sender for run in list(self._runs.values())]
+        states = [sender.state for sender in senders if sender is not None]
+        return states.count(SourceState.COMPUTING), states.count(SourceState.SENDING)
 
     def stalled_s(self) -> float:
         """See rpc.lifecycle.ServedWorker."""
@@ -137,6 +146,10 @@ class PrefillWorker:
         finally:
             step.cancel()
             await until_done(step)
+
+    def _sent(self, stats: HandoffStats) -> None:
+        if self.on_sent is not None:
+            self.on_sent(stats)
 
     def _draining(self) -> Draining:
         return Draining(f"{self.ref.worker_id} is about to stop")

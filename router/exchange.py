@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from contracts.errors import InvalidRequest
 from contracts.request import FinishReason, TokenLogprob
 from contracts.sampling import SamplingParams
-from observability.stages import HandoffStats, StageTimes
+from observability.stages import HandoffStats, Spent
 from router.admission.quota import Quota
 from router.caller import ANYBODY, Caller
 from router.choosing.route import Decision, Route
@@ -60,7 +60,8 @@ class Ask:
     `fill_at_most`. With `prompt_only` the answer is empty: the one token that ends computing the prompt is not given.
     `session` is whatever the client calls the conversation that this belongs to, for policies that keep it in one place.
     `model` empty takes the only one. `route` None lets the router choose. `include_stop` keeps a stop
-    string in the text. Lower `priority` runs first. `caller` is whoever's key came with it.
+    string in the text. Lower `priority` runs first. `caller` is whoever's key came with it. `arrived` is when its first byte came,
+    an instant of the router's clock, where that is known.
     """
 
     request_id: str
@@ -88,6 +89,7 @@ class Ask:
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
+    arrived: float | None = None
         """All of them, in order."""
         return (self.prompt, *self.more_prompts)
 
@@ -131,7 +133,7 @@ class Ending:
 
     reason: FinishReason
     stop: str | int | None
-    stages: StageTimes
+    spent: Spent
     handoff: HandoffStats | None
     route: Route
     decision: Decision | None = None  # why it went that way

@@ -26,6 +26,7 @@ from contracts.wire import (
     stages_to_pb,
 )
 from contracts.wire_handoff import worker_info_from_pb, worker_load_from_pb, worker_ref_from_pb
+from observability.stages import Spent
 from registry.wire import check_word
 from router.admission.gate import Entry
 from router.admission.rate_limits import length
@@ -36,6 +37,7 @@ from router.grpc_chat import chat_prompt
 from router.key_door import authorization
 from router.keys import Doorkeeper
 from router.openai.chat import ChatRules
+from router.openai.json import Json, render
 from router.service import Inference
 from router.text.model_card import ModelCard
 from router.workers.registry import OpenRegistry
@@ -74,20 +76,24 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self, request: pb.GenerateRequest, context: _GenerateContext
     ) -> AsyncIterator[pb.GenerateResponse]:
         """See the service's definition."""
+        arrived = self._service.began(0.0)
         caller = self._doorkeeper.caller(authorization(tuple(context.invocation_metadata() or ())))
         traceparent = valid_traceparent(_metadata(context, "traceparent"))
         ask = ask_from_pb(request, self._service.card, self._rules, self._new_id, traceparent)
         tracestate = valid_tracestate(_metadata(context, "tracestate"), traceparent)
         session = session_in(context.invocation_metadata() or ())
         ask = replace(ask, caller=caller, timeout_s=context.time_remaining(), session=session, tracestate=tracestate)
+        ask = replace(ask, arrived=arrived)
+        spent: list[Spent] = []
         try:
-            async with aclosing(self._service.answer(ask, self._timeout_s)) as pieces:
+            async with aclosing(self._service.answer(ask, self._timeout_s, spent.append)) as pieces:
                 async for piece in pieces:
                     if piece.quota is not None:
                         await context.send_initial_metadata(tuple(piece.quota.words().items()))
                     yield piece_to_pb(ask.request_id, piece)
         except InvalidRequest as error:
             raise error.at(_path(error.field, request)) from error
+        context.set_trailing_metadata((("diptych-stages", _stages_json(*spent)),))
 
     async def ListModels(self, request: pb.ListModelsRequest, context: _ListContext) -> pb.ListModelsResponse:
         """See the service's definition."""
@@ -197,7 +203,8 @@ def piece_to_pb(request_id: str, piece: Piece) -> pb.GenerateResponse:
         message.usage.prompt_tokens = piece.usage.prompt_tokens
         message.usage.completion_tokens = piece.usage.completion_tokens
         message.usage.cached_tokens = piece.usage.cached_tokens
-    message.stages.CopyFrom(stages_to_pb(ending.stages))
+    message.stages.CopyFrom(stages_to_pb(ending.spent.stages))
+    _say_measured(message, ending.spent)
     if ending.handoff is not None:
         message.handoff.CopyFrom(handoff_stats_to_pb(ending.handoff))
     message.route = _ROUTE_TO_PB[ending.route]
@@ -211,6 +218,21 @@ def piece_to_pb(request_id: str, piece: Piece) -> pb.GenerateResponse:
         )
         message.decision.CopyFrom(said)
     return message
+
+
+def _say_measured(message: pb.GenerateResponse, spent: Spent) -> None:
+    if spent.ttft_s is not None and spent.ttft_unexplained_s is not None:
+        message.ttft_s, message.ttft_unexplained_s = spent.ttft_s, spent.ttft_unexplained_s
+    if spent.gap_s is not None and spent.gap_unexplained_s is not None:
+        message.gap_s, message.gap_unexplained_s = spent.gap_s, spent.gap_unexplained_s
+
+
+def _stages_json(spent: Spent) -> bytes:
+    """Seconds by stage, and beside them what they add up to."""
+    said: dict[str, Json] = {f"{name}_s": duration_s for name, duration_s in spent.stages.by_name()}
+    said |= {"ttft_s": spent.ttft_s, "ttft_unexplained_s": spent.ttft_unexplained_s}
+    said |= {"gap_s": spent.gap_s, "gap_unexplained_s": spent.gap_unexplained_s}
+    return render(said)
 
 
 def _prompt_from_pb(message: pb.GenerateRequest, rules: ChatRules) -> Prompt:

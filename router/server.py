@@ -99,6 +99,7 @@ class RouterServer:
         self._resilience = ResilienceMetrics(metrics.registry, self._breakers.samples, lambda: budget.num_refused)
         self._breakers.on_open = self._resilience.breaker_opened
         metrics.watch_bad_pairs(lambda: len(chooser.bad_pairs()))
+        metrics.watch_pairs(book.shares)
         self._templates = TemplateProcesses()
         self._prompter = Prompter(card, self._templates)
         ways, cached = DecisionMetrics(metrics.registry), self.placement.prompts.cached_tokens

@@ -10,7 +10,7 @@ HTTP or gRPC.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from contracts.sampling import MAX_MAX_TOKENS, SamplingParams
 from contracts.worker import WorkerInfo
 from observability.log import get_logger
 from observability.metrics import RouterMetrics
+from observability.stages import Spent
 from router.admission.gate import Entry, Gate
 from router.caller import Caller
 from router.choosing import fit
@@ -66,8 +67,17 @@ class Inference:
         self.listen: Listener = unheard  # hears what is asked and answered
         self.tracing: Tracing | None = None
 
-    async def answer(self, ask: Ask, timeout_s: float) -> AsyncGenerator[Piece, None]:
-        """The answers in pieces, each answer's last with an ending. It may take `timeout_s`; the ask itself may say less."""
+    def began(self, age_s: float) -> float:
+        """The instant of the router's clock that is so long ago."""
+        return self._clock.now() - age_s
+
+    async def answer(
+        self, ask: Ask, timeout_s: float, tell: Callable[[Spent], object] | None = None
+    ) -> AsyncGenerator[Piece, None]:
+        """The answers in pieces, each answer's last with an ending. It may take `timeout_s`; the ask itself may say less.
+
+        `tell` hears at the end, if there is one, where the time of the first answer went.
+        """
         account = Account(ask, self._clock.now())
         times = account.times
         trace = None
@@ -105,6 +115,8 @@ class Inference:
                 trace.end(now, sample, account)
 
     @asynccontextmanager
+            if tell is not None:
+                tell(sample.spent)
     async def reading(self, caller: Caller, tokens: float, timeout_s: float) -> AsyncIterator[Entry]:
         """Be inside, for at most so long, to turn about so many tokens from text or into it; say how many it took. Raises
         RateLimited, Overloaded and DeadlineExceeded.

@@ -133,7 +133,10 @@ async def serve(config: WorkerConfig, door: Door) -> None:
             log.info("stopped while waiting for the registry")
             return
         side = _side(config, computer, (ref, clock), stack)
-        metrics = WorkerMetrics()
+        metrics = WorkerMetrics(config.model_name, door.kind.value)
+        metrics.born(ref.epoch)
+        layout = computer.runner.layout
+        metrics.aliases.describe(layout.block_size, computer.runner.num_blocks, caching, layout.dtype)
         if guard is not None:
             guard.on_refused = metrics.call_refused
             guard.serve(server.grpc_server)
@@ -191,10 +194,12 @@ def _serve_metrics(config: WorkerConfig, worker: DoorWorker, metrics: WorkerMetr
         return load.num_waiting, load.num_running, load.num_queued_tokens, load.kv_usage, worker.stalled_s()
 
     def on_step(output: StepOutput) -> None:
-        batch = (output.num_scheduled_requests, output.num_scheduled_tokens)
+        batch = (output.num_scheduled_requests, output.num_scheduled_tokens, output.num_made)
         metrics.step(output.step_s, output.runner_s, batch, output.num_preempted)
+        for sample in output.ended:
+            metrics.ended(sample)
 
-    metrics.watch(gauges)
+    metrics.watch(gauges, worker.driver.prefix_counts)
     worker.driver.on_step = on_step
     port = MetricsPort(config.metrics_host, config.metrics_port, metrics.registry)
     stack.callback(port.close)

@@ -9,13 +9,14 @@ workers do.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
 from bench.simulation.trace import Asked
 from bench.simulation.workers import SimulatedWorker, Timeline
 from contracts.block_hash import short_names
+from contracts.prefill import HandedOff
 from contracts.request import TokenDelta
 from contracts.sampling import SamplingParams
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
@@ -99,8 +100,6 @@ class Sent:
         """One of its tokens has come; over the hand-off the prefill worker is done with it after the first."""
         if not self.progress.token_ids:
             self._prefill.add(0 if self.alone else -1, -self._num_tokens, 0)
-        if not self.alone and delta.finish_reason is None:
-            delta = replace(delta, stages=None)  # they come with the hand-off, as over a network
         self.progress.accept(delta)
         if self._watch is not None:
             self._watch.heard(delta, self._now())
@@ -111,8 +110,7 @@ class Sent:
 
     def handed_over(self, stages: StageTimes, num_bytes: int) -> None:
         """Its KV is at the decode worker."""
-        self.progress.handoff = HandoffStats("local", num_bytes)
-        self.progress.stages = self.progress.stages.merged(stages)
+        self.progress.handed_off(HandedOff("", HandoffStats("local", num_bytes), stages))
 
 
 class SimulatedRouter:

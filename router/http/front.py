@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib.metadata
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -31,6 +32,7 @@ from router.http.direct import Direct, Endpoint
 from router.http.incoming import Incoming
 from router.http.request_name import checked_name, given_name, named
 from router.http.tokenize import TokenizeFront
+from router.http.visit import visit_of
 from router.key_door import caller_of
 from router.openai.ask import Envelope, completion_ask
 from router.openai.chat import ChatRules
@@ -87,7 +89,7 @@ class HttpFront:
 
     async def _chat(self, request: Incoming, request_id: str) -> Response:
         body = parse(ChatBody, await read_body(request, self._limits))
-        envelope = _envelope(request, body, request_id)
+        envelope = self._envelope(request, body, request_id)
         asked = self._rules.ask(body, envelope)
         frame = self._frame(body, f"chatcmpl-{envelope.request_id}", logprobs=body.logprobs is True)
         form = ChatFormat(frame) if asked.tools is None else ToolChatFormat(frame, asked.tools)
@@ -95,7 +97,7 @@ class HttpFront:
 
     async def _completion(self, request: Incoming, request_id: str) -> Response:
         body = parse(CompletionBody, await read_body(request, self._limits))
-        ask = completion_ask(body, self._service.card, _envelope(request, body, request_id))
+        ask = completion_ask(body, self._service.card, self._envelope(request, body, request_id))
         echo = _echo(ask) if body.echo else None
         frame = self._frame(body, f"cmpl-{ask.request_id}", body.logprobs is not None, echo, ask.n)
         return self._answer(ask, CompletionFormat(frame), body)
@@ -103,6 +105,11 @@ class HttpFront:
     def _answer(self, ask: Ask, form: Format, body: CommonBody, names: Mapping[str, str] | None = None) -> Response:
         pieces = self._service.answer(ask, self._limits.request_timeout_s)
         return AnswerResponse(pieces, form, body.stream is True, ask.request_id, names, self._aside)
+
+    def _envelope(self, request: Incoming, body: CommonBody, request_id: str) -> Envelope:
+        """It arrived with its first byte, whatever has been read and understood since."""
+        arrived = self._service.began(visit_of(request.scope).age_s)
+        return replace(_envelope(request, body, request_id), arrived=arrived)
 
     def _frame(
         self, body: CommonBody, response_id: str, logprobs: bool, echo: Echo | None = None, per_prompt: int = 1

@@ -9,6 +9,7 @@ what is asked.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -21,12 +22,19 @@ SCOPE_KEY = "diptych.visit"
 class Visit:
     """One per request. Its connection says `leave`, and sets `whole`; `gone` and `whole` are never unsaid."""
 
-    __slots__ = ("_on_left", "gone", "whole")
+    __slots__ = ("_began", "_on_left", "gone", "whole")
 
     def __init__(self) -> None:
+        """Its first byte has come just now."""
+        self._began = time.monotonic()
         self.whole = False
         self.gone = False
         self._on_left: Callable[[], object] | None = None
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since its first byte came."""
+        return time.monotonic() - self._began
 
     def leave(self) -> None:
         """The client has gone. Idempotent."""

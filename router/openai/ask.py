@@ -34,6 +34,7 @@ class Envelope:
     caller: Caller = ANYBODY
     timeout_s: float | None = None
     session: str = ""
+    arrived: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,7 @@ def base_ask(
 
 
 def sampling_of(
+        arrived=envelope.arrived,
     body: CommonBody, card: ModelCard, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
 ) -> SamplingParams:
     """The model's defaults with the fields that the body has, of which those that are named depend on the endpoint."""

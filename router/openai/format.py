@@ -299,6 +299,7 @@ def usage_json(usage: Usage) -> dict[str, Json]:
 
 def diptych_json(ending: Ending) -> dict[str, Json]:
     """Where the time of this answer went, and why it went this way; durations in seconds."""
+    spent = ending.spent
     handoff: Json = None
     if ending.handoff is not None:
         handoff = {**dataclasses.asdict(ending.handoff), "gb_per_s": ending.handoff.gb_per_s}
@@ -307,7 +308,10 @@ def diptych_json(ending: Ending) -> dict[str, Json]:
         decision = {**dataclasses.asdict(ending.decision), "regret_s": ending.decision.regret_s}
     return {
         "route": ending.route.value,
-        "stages": dataclasses.asdict(ending.stages),
+        "stages": {f"{name}_s": duration_s for name, duration_s in spent.stages.by_name()},
+        "ttft_s": spent.ttft_s,
+        "gap_s": spent.gap_s,
+        "unexplained_s": {"ttft": spent.ttft_unexplained_s, "gap": spent.gap_unexplained_s},
         "handoff": handoff,
         "decision": decision,
     }

@@ -21,9 +21,9 @@ _SUCCESSES = frozenset((FinishReason.STOP.value, FinishReason.LENGTH.value))
 class Account:
     """Of one request. `answers` are set once they are begun."""
 
-    def __init__(self, ask: Ask, arrived: float) -> None:
-        """It has arrived at that instant of the router's clock, which is that of all `times`."""
-        self.times = Times(arrived)
+    def __init__(self, ask: Ask, now: float) -> None:
+        """It is here and understood at that instant of the router's clock, which is that of all `times`."""
+        self.times = Times(now if ask.arrived is None else min(ask.arrived, now), now)
         self.answers: Answers | None = None
         self._ask = ask
         self._outcome = ErrorCode.CANCELLED.value
@@ -77,6 +77,8 @@ class Account:
             num_longest_tokens=max(lengths),
             max_tokens=progress.job.sampling.max_tokens,
             stages=progress.stages,
+            gap_s=progress.gap_s,
+            num_answers=self._ask.n,
             handoffs=tuple(c.progress.handoff for c in answers.all if c.progress.handoff is not None),
             num_failed_handoffs=sum(c.progress.num_handoff_failures for c in answers.all),
         )

@@ -21,7 +21,7 @@ from contracts.clock import Clock
 from contracts.request import FinishReason, TokenDelta
 from contracts.sampling import MAX_SEED
 from observability.metrics import RouterMetrics
-from observability.stages import StageTimes
+from observability.stages import Spent, StageTimes
 from router.exchange import Ask, Ending, Piece, Usage
 from router.serving.flow import Flow
 from router.serving.progress import Job, Progress
@@ -47,6 +47,7 @@ class Times:
     """Instants of one answer on the router's clock."""
 
     arrived: float
+    received: float  # all of it, and it is understood
     admitted: float | None = None
     tokenised: float | None = None
     first_heard: float | None = None
@@ -71,7 +72,8 @@ class Answer:
         assert times.admitted is not None
         assert times.tokenised is not None
         progress.stages = StageTimes(
-            admission_s=times.admitted - times.arrived,
+            receive_s=times.received - times.arrived,
+            admission_s=times.admitted - times.received,
             tokenise_s=times.tokenised - times.admitted,
         )
         self.index = index
@@ -127,7 +129,17 @@ class Answer:
 
     def _ended(self, reason: FinishReason, stop: str | int | None) -> Ending:
         progress = self.progress
-        return Ending(reason, stop, progress.stages, progress.handoff, progress.route, progress.decision)
+        return Ending(reason, stop, self.spent, progress.handoff, progress.route, progress.decision)
+
+    @property
+    def spent(self) -> Spent:
+        """Where its time went so far. Of a first token that is being given, it is given now."""
+        times, stages = self.times, self.progress.stages
+        given = times.first_given
+        if given is None and times.first_heard is not None:
+            given = self._making.clock.now()
+            stages = replace(stages, emit_s=given - times.first_heard)
+        return Spent(stages, None if given is None else given - times.arrived, self.progress.gap_s)
 
 
 class Answers:
@@ -141,7 +153,7 @@ class Answers:
             for index in range(ask.n):
                 first = None if index == 0 else self._firsts[-1].progress
                 progress = making.flow.start(_nth(job, index, len(self.all), seeded=ask.seeded), beside=first)
-                own = Times(times.arrived, times.admitted, times.tokenised) if self.all else times
+                own = replace(times) if self.all else times
                 answer = Answer(len(self.all), ask, progress, own, making)
                 self.all.append(answer)
                 if first is None:

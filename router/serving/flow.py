@@ -81,6 +81,10 @@ class Flow:
                 if isinstance(error, Overloaded) and not self._another_may_have_room(progress):
                     raise
                 counted = progress.fail(error)
+                if counted:
+                    self._metrics.retried()
+                if progress.token_ids:
+                    self._metrics.migrated("failure" if counted else "drain")
             finally:
                 if watch is not None:
                     watch.end()

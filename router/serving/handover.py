@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import replace
 from enum import IntEnum
 from functools import partial
 from typing import Final
@@ -197,8 +196,6 @@ class HandOver:
         self._first_came = True
         if delta.error is not None:
             raise judged(as_exception(delta.error), self._prefill.ref, self._means, self._progress, self._prefill_trial)
-        if delta.finish_reason is None:
-            delta = replace(delta, stages=None)  # they come again, whole, with the hand-off
         return (delta, *self._held_back())
 
     def _on_decode(self, delta: TokenDelta) -> None:
@@ -228,8 +225,7 @@ class HandOver:
             raise InternalError(f"hand-off {event.handoff_id} succeeded, which is not the one that was asked for")
         self._turn(News.HANDED_OFF)
         self._means.verdicts.worked(self._pair)
-        self._progress.handoff = event.stats
-        self._progress.stages = self._progress.stages.merged(event.stages)
+        self._progress.handed_off(event)
         if self._doubt is not None:
             raise self._doubt[0]
 

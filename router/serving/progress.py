@@ -25,6 +25,7 @@ from contracts.errors import (
     Unavailable,
     WorkerLost,
 )
+from contracts.prefill import HandedOff
 from contracts.request import ErrorInfo, FinishReason, GenerationRequest, TokenDelta
 from contracts.sampling import SamplingParams
 from contracts.worker import WorkerKind, WorkerRef
@@ -95,6 +96,9 @@ class Progress:
         self._computed_on: set[WorkerRef] = set()  # prompts: the workers that may have this request's own blocks cached
         self._finds_own = False  # whether the attempt that runs may
         self._started_at = clock.now()
+        self._departed_at: list[float] = []  # of each attempt
+        self.heard_at: list[float] = []  # the first token and the second
+        self._heard_of = 0  # the number of the attempt that made the first
         self._heard = False  # whether any delta came
         # Set once the prompt's KV is known to be where an answer beside this one will look for it: on the worker that runs
         # all of it, or on both of a hand-off that is committed.
@@ -132,8 +136,12 @@ class Progress:
         self._finds_own = computes in self._computed_on
         if computes is not None:
             self._computed_on.add(computes)
-        if self.stages.route_s == 0.0:
-            self.stages = replace(self.stages, route_s=self._clock.now() - self._started_at)
+        now, before = self._clock.now(), self._departed_at
+        if not before:
+            self.stages = replace(self.stages, route_s=now - self._started_at)
+        elif not self.heard_at:
+            self.stages = replace(self.stages, retry_s=now - before[0])
+        before.append(now)
 
     def accept(self, delta: TokenDelta) -> TokenDelta:
         """Take a delta into the answer. Raises InternalError when tokens are missing or come again.
@@ -151,9 +159,53 @@ class Progress:
             self.num_cached_tokens = 0 if self._finds_own else delta.num_cached_tokens
         self._heard = True
         self.token_ids.extend(delta.token_ids)
-        if delta.stages is not None:
-            self.stages = self.stages.merged(delta.stages)
+        if delta.stages is not None or len(self.heard_at) < len(("first", "second")):
+            self._time(delta)
         return delta
+
+    def handed_off(self, event: HandedOff) -> None:
+        """The prefill worker's account of a hand-off that was committed. Its stages before the first token came with that."""
+        self.handoff = event.stats
+        if self._tells_gap:
+            felt = event.stages
+            self.stages = replace(self.stages, transfer_s=felt.transfer_s, commit_s=felt.commit_s)
+
+    @property
+    def gap_s(self) -> float | None:
+        """From hearing the first token to hearing the second; None before that."""
+        heard = self.heard_at
+        return heard[1] - heard[0] if len(heard) > 1 else None
+
+    @property
+    def _tells_gap(self) -> bool:
+        """Whether the attempt that runs made the first token and, if there is one, the second."""
+        return len(self._departed_at) == self._heard_of and not self.stages.recover_s
+
+    def _time(self, delta: TokenDelta) -> None:
+        """Keep what this delta, which came just now, says of the first token's time or of the second's; drop what it says of
+        others: an attempt that goes on from there reads the prompt again, which is none of their stages.
+        """
+        told = StageTimes() if delta.stages is None else delta.stages
+        if not delta.token_ids:
+            return
+        if not self.heard_at:
+            now = self._clock.now()
+            self.heard_at.append(now)
+            self._heard_of = len(self._departed_at)
+            queue_s, compute_s = told.prefill_queue_s, told.prefill_compute_s
+            notify_s = now - self._departed_at[-1] - queue_s - compute_s if self._departed_at else 0.0
+            self.stages = replace(self.stages, prefill_queue_s=queue_s, prefill_compute_s=compute_s, notify_s=notify_s)
+        elif len(self.heard_at) == 1:
+            self.heard_at.append(self._clock.now())
+            if len(self._departed_at) != self._heard_of:
+                gap_s = self.heard_at[1] - self.heard_at[0]
+                self.stages = replace(
+                    self.stages, transfer_s=0.0, commit_s=0.0, decode_queue_s=0.0, first_step_s=0.0, recover_s=gap_s
+                )
+        if self._tells_gap:
+            queue_s, step_s = told.decode_queue_s, told.first_step_s
+            if queue_s or step_s:
+                self.stages = replace(self.stages, decode_queue_s=queue_s, first_step_s=step_s)
 
     def fail(self, error: DiptychError, *, with_worker: bool = False) -> bool:
         """Count a failure; raise it when another attempt cannot help or a budget is spent. False for what is none.

@@ -56,7 +56,7 @@ class Trace:
         error = "" if sample.succeeded else sample.outcome
         times = account.times
         admitted = ended if times.admitted is None else times.admitted
-        span.stage("admission", times.arrived, admitted, {}, "" if times.admitted is not None else error)
+        span.stage("admission", times.received, admitted, {}, "" if times.admitted is not None else error)
         if times.admitted is not None:
             tokenised = ended if times.tokenised is None else times.tokenised
             span.stage("tokenise", times.admitted, tokenised, {}, "" if times.tokenised is not None else error)

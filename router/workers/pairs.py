@@ -20,7 +20,7 @@ from typing import Protocol
 
 from contracts.clock import Clock
 from contracts.errors import DiptychError, HandoffError, InternalError, NoRoom, Unavailable
-from contracts.worker import WorkerRef
+from contracts.worker import WorkerKind, WorkerRef
 from observability.log import get_logger
 from router.config import CanaryConfig
 from router.workers.registry import Change, ChangeKind
@@ -101,6 +101,16 @@ class PairBook:
     def bad(self) -> frozenset[Pair]:
         """All that must not be combined."""
         return frozenset(self._bad)
+
+    def shares(self) -> list[tuple[str, str, float]]:
+        """For each worker of a pair that was tried: its id, its pool, and the share of those pairs that works."""
+        tried: dict[tuple[str, str], list[bool]] = {}
+        for pair, entry in self._entries.items():
+            if entry.state is not PairState.UNKNOWN:
+                works = entry.state is PairState.OK
+                tried.setdefault((pair.prefill.worker_id, WorkerKind.PREFILL.value), []).append(works)
+                tried.setdefault((pair.decode.worker_id, WorkerKind.DECODE.value), []).append(works)
+        return [(*worker, sum(works) / len(works)) for worker, works in tried.items()]
 
     def reason(self, pair: Pair) -> str:
         """What its last failure was; empty when the last hand-off worked."""

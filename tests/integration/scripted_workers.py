@@ -263,10 +263,12 @@ class ScriptedDecode(decode_pb2_grpc.DecodeServicer):
                 task.cancel()
 
     async def go_on(self, ident, ticket, outbox):
-        await self.run(ident, await ticket, outbox)
+        await self.run(ident, await ticket, outbox, (DECODE_STAGES,))
 
-    async def run(self, ident, request, outbox):
+    async def run(self, ident, request, outbox, told=(PREFILL_STAGES, DECODE_STAGES)):
+        """`told` are the stages of its first tokens."""
         self.worker.running.add(ident)
+        stages = list(told)
         try:
             if self.faults.refuse:
                 info = error_info(self.faults.refuse.pop())
@@ -296,7 +298,7 @@ class ScriptedDecode(decode_pb2_grpc.DecodeServicer):
                     self.faults.skip_a_token -= 1
                     index += 1
                 delta = make_delta(self.cluster.script, request, ident, index)
-                outbox.put_nowait(delta if delta.finish_reason is None else replace(delta, stages=DECODE_STAGES))
+                outbox.put_nowait(replace(delta, stages=stages.pop(0)) if stages else delta)
                 if delta.finish_reason is not None:
                     return
                 index += 1

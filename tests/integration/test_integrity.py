@@ -18,6 +18,7 @@ from kv_transfer.config import Integrity, ReceiverConfig
 from kv_transfer.links import Side
 from kv_transfer.local import Delivery, WriteFault
 from kv_transfer.region import SharedRegion
+from observability.handoff_metrics import ReceiverMetrics
 from observability.worker_metrics import WorkerMetrics
 from prefill_service.peer import PeerPool
 from prefill_service.run import RunConfig
@@ -43,8 +44,9 @@ def checked(faults, integrity=Integrity.FULL, **changes):
 
 def counted(served_decode):
     """The counter of one decode worker, as a scrape reads it."""
-    metrics = WorkerMetrics()
-    served_decode.worker.on_mismatch = metrics.digest_mismatch
+    metrics = WorkerMetrics("m", "decode")
+    counts = ReceiverMetrics(metrics.registry, "m")
+    served_decode.worker.on_mismatch = counts.digest_mismatch
     return lambda: metrics.registry.get_sample_value("diptych_kv_digest_mismatch_total")
 
 

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from contracts.clock import VirtualClock
 from contracts.kv_layout import KVLayout
+from contracts.prefill import HandedOff
 from contracts.request import FinishReason, TokenDelta
 from contracts.sampling import SamplingParams
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
@@ -174,6 +175,7 @@ class World:
         first_s = self._free_at[ref] = started_s + compute_s
         stages = StageTimes(prefill_queue_s=started_s - self._now - 0.001, prefill_compute_s=compute_s)
         step_s = self.truth.decode_step_s(self._streams)
+        felt = None
         if remote:
             sent = (num_tokens - num_cached) * LAYOUT.token_bytes
             felt = StageTimes(
@@ -182,21 +184,21 @@ class World:
                 decode_queue_s=max(0.0, self._free_at[D.ref] - first_s, step_s / 2 if self._streams else 0.0),
             )
             second_s = first_s + felt.transfer_s + felt.commit_s + felt.decode_queue_s
-            self._at(first_s, lambda: self._hear(probe, TokenDelta("r", 0, (1,))))
-            self._at(first_s + 0.01, lambda: self._handed_over(probe, sent, stages.merged(felt)))
+            self._at(first_s, lambda: self._hear(probe, TokenDelta("r", 0, (1,), stages=stages)))
+            self._at(first_s + 0.01, lambda: self._handed_over(probe, sent, felt))
             probe.cost_s = second_s - self._now
         else:
             second_s = first_s + (step_s / 2 if self._streams else 0.0)
-            self._at(first_s, lambda: self._hear(probe, TokenDelta("r", 0, (1,), num_cached_tokens=num_cached)))
+            first = TokenDelta("r", 0, (1,), num_cached_tokens=num_cached, stages=stages)
+            self._at(first_s, lambda: self._hear(probe, first))
             probe.cost_s = second_s - self._now + self._streams * max(0.0, compute_s - step_s)
-        last = TokenDelta("r", 1, (1,), finish_reason=FinishReason.LENGTH, stages=None if remote else stages)
+        last = TokenDelta("r", 1, (1,), finish_reason=FinishReason.LENGTH, stages=felt)
         self._at(max(second_s, first_s + 0.02), lambda: self._hear(probe, last))
         return probe
 
     def _handed_over(self, probe: Probe, sent: int, stages: StageTimes) -> None:
         assert probe.progress is not None
-        probe.progress.handoff = HandoffStats("shm", sent)
-        probe.progress.stages = stages
+        probe.progress.handed_off(HandedOff("h", HandoffStats("shm", sent), stages))
 
     def _hear(self, probe: Probe, delta: TokenDelta) -> None:
         assert probe.watch is not None

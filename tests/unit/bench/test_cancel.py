@@ -29,13 +29,13 @@ def looks(*held: bool, step_s: float = 0.0, every_s: float = 0.01) -> list[Worke
 
 
 def test_a_workers_own_page_is_read() -> None:
-    metrics = WorkerMetrics()
-    metrics.watch(lambda: (0.0, 0.0, 0.0, 0.25, 0.0))
-    metrics.step(0.5, 0.4, (1, 8), 0)
-    metrics.step(0.25, 0.2, (1, 8), 0)
+    metrics = WorkerMetrics("m", "decode")
+    metrics.watch(lambda: (0.0, 0.0, 0.0, 0.25, 0.0), lambda: (0, 0))
+    metrics.step(0.5, 0.4, (1, 8, 1), 0)
+    metrics.step(0.25, 0.2, (1, 8, 1), 0)
     assert worker_look(3.0, generate_latest(metrics.registry)) == WorkerLook(3.0, True, True, 2.0, 0.75)
-    idle = WorkerMetrics()
-    idle.watch(lambda: (0.0, 0.0, 0.0, 0.0, 0.0))
+    idle = WorkerMetrics("m", "decode")
+    idle.watch(lambda: (0.0, 0.0, 0.0, 0.0, 0.0), lambda: (0, 0))
     assert worker_look(1.0, generate_latest(idle.registry)) == WorkerLook(1.0, False, False, 0.0, 0.0)
 
 

@@ -13,6 +13,8 @@ from engine.execution.interface import SampledToken
 from engine.kv.lease import LeaseError
 from engine.output import StepOutput
 from engine.request import Request
+from observability.samples import EngineSample
+from observability.stages import StageTimes
 
 
 def tokens_of(deltas) -> tuple[int, ...]:
@@ -31,8 +33,7 @@ def test_max_tokens_ends_with_length(make_engine, make_request, run, model):
     assert [d.first_index for d in deltas] == [0, 1, 2, 3, 4]
     assert [d.finish_reason for d in deltas] == [None] * 4 + [FinishReason.LENGTH]
     assert deltas[-1].stop_token_id is None
-    assert deltas[-1].stages is not None
-    assert all(d.stages is None for d in deltas[:-1])
+    assert [d.stages is not None for d in deltas] == [True, True, False, False, False]
 
 
 def test_a_stop_token_ends_with_stop_and_is_reported(make_engine, make_request, run, model):
@@ -411,15 +412,28 @@ async def test_stages_of_a_request_that_waited(make_engine, make_request, clock)
     await clock.advance(3.0)
     output = engine.step()
     assert (output.step_s, output.runner_s) == (0.25, 0.25)
-    (last,) = engine.step().deltas
-    assert (last.stages.prefill_queue_s, last.stages.prefill_compute_s) == (3.0, 0.25)
+    assert output.deltas[0].stages == StageTimes(prefill_queue_s=3.0, prefill_compute_s=0.25)
+    await clock.advance(0.5)
+    output = engine.step()
+    assert output.deltas[0].stages == StageTimes(decode_queue_s=0.5, first_step_s=0.25)
+    assert output.ended == (EngineSample("length", False, 6, 0, 2, 2, 3.0, 0.25, 0.75),)
 
     lease = engine.reserve("h", 6, engine.block_hashes(range(1, 7)))
-    engine.adopt(make_request("h", num_prompt=6, output=(1,), max_tokens=2), lease, 0)
+    engine.adopt(make_request("h", num_prompt=6, output=(1,), max_tokens=3), lease, 0, arrived_s=clock.now() - 0.5)
     await clock.advance(1.0)
-    (last,) = engine.step().deltas
-    assert (last.stages.decode_queue_s, last.stages.first_step_s) == (1.0, 0.25)
-    assert last.stages.prefill_queue_s == 0.0
+    output = engine.step()
+    assert output.deltas[0].stages == StageTimes(decode_queue_s=1.5, first_step_s=0.25)
+    output = engine.step()
+    assert output.deltas[0].stages is None
+    assert output.ended == (EngineSample("length", True, 6, 0, 2, 3, 1.5, None, 0.5),)
+
+
+async def test_what_came_during_a_step_has_waited_since_then(make_engine, make_request, clock):
+    engine = make_engine()
+    await clock.advance(3.0)
+    engine.admit(make_request("r", num_prompt=6, max_tokens=1), arrived_s=clock.now() - 2.0)
+    (first,) = engine.step().deltas
+    assert first.stages.prefill_queue_s == 2.0
 
 
 def test_load_counts_requests_tokens_and_blocks(make_engine, make_request):

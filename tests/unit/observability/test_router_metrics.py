@@ -54,15 +54,50 @@ def test_a_request_in_numbers():
     assert value(metrics, "vllm:prefix_cache_hits_total") == 4
     assert value(metrics, "diptych_handoff_kv_bytes_total", connector="shm") == 4096
     assert abs(value(metrics, "diptych_stage_seconds_sum", stage="ttft_unexplained") - 0.1) < 1e-9
+    assert abs(value(metrics, "diptych_handoff_gb_per_second_sum", connector="shm") - 4096e-9 / 0.01) < 1e-12
+
+
+def test_a_stage_that_did_not_happen_is_no_stage_of_no_time():
+    metrics = RouterMetrics("m", list, lambda: (0, 0))
+    metrics.request_finished(SAMPLE)
+    counts = {
+        s.labels["stage"]: s.value
+        for f in families(metrics)
+        for s in f.samples
+        if s.name == "diptych_stage_seconds_count"
+    }
+    said = {"admission", "prefill_compute", "first_step", "ttft_unexplained", "ttft_overexplained"}
+    assert counts == dict.fromkeys(said, 1)
+
+
+def test_stages_that_say_too_much_are_seen():
+    metrics = RouterMetrics("m", list, lambda: (0, 0))
+    metrics.request_finished(replace(SAMPLE, gap_s=8.5, ttft_s=0.3))
+    rest = {
+        name: value(metrics, "diptych_stage_seconds_sum", stage=name)
+        for name in ("gap_overexplained", "gap_unexplained")
+    }
+    assert rest == {"gap_overexplained": 0.5, "gap_unexplained": 0.0}
+    assert abs(value(metrics, "diptych_stage_seconds_sum", stage="ttft_overexplained") - 0.1) < 1e-9
+    assert value(metrics, "diptych_second_token_gap_seconds_sum") == 8.5
+
+
+def test_a_connector_that_is_not_known_is_other():
+    metrics = RouterMetrics("m", list, lambda: (0, 0))
+    for name in ("a", "b"):
+        metrics.request_finished(replace(SAMPLE, handoffs=(replace(SAMPLE.handoffs[0], connector=name),)))
+    assert value(metrics, "diptych_handoffs_total", connector="other") == 2
 
 
 def test_only_the_stages_before_the_first_token_explain_it():
     assert abs(SAMPLE.stages.ttft_s - 0.4) < 1e-9
+    assert SAMPLE.stages.gap_s == 9.0
 
 
 def test_no_stage_is_left_out_when_two_stories_become_one_and_when_they_are_told():
     names = [f.name for f in fields(StageTimes)]
     first, second = (StageTimes(*(start + 2.0**place for place in range(len(names)))) for start in (0, 0.25))
+    assert first.ttft_s + first.gap_s == sum(asdict(first).values())
     both = {name: getattr(first, name) + getattr(second, name) for name in names}
     assert asdict(first.merged(second)) == both
     assert {f"{name}_s": duration for name, duration in first.by_name()} == asdict(first)

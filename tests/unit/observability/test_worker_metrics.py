@@ -1,22 +1,92 @@
-"""A worker's metrics say what its steps were."""
+"""A worker's metrics say what its steps and its requests were, under our names and vLLM's."""
 
 from __future__ import annotations
 
-from prometheus_client import generate_latest
+from dataclasses import replace
 
+import pytest
+
+from observability.handoff_metrics import ReceiverMetrics, SenderMetrics
+from observability.samples import EngineSample
+from observability.stages import HandoffStats
 from observability.worker_metrics import LOAD_GAUGES, WorkerMetrics
 
+READ = EngineSample("length", False, 100, 64, 1, 8, queue_s=0.25, prefill_s=0.5, decode_s=None)
+LABELS = {"model_name": "m", "engine": "prefill"}
 
-def test_steps_and_gauges() -> None:
-    metrics = WorkerMetrics()
-    metrics.watch(lambda: (1, 2, 3, 0.5, 0.0))
-    metrics.step(0.02, 0.0195, (3, 40), 1)
-    metrics.step(0.001, 0.0, (0, 0), 2)
-    metrics.digest_mismatch()
-    text = generate_latest(metrics.registry).decode()
-    assert "diptych_engine_step_seconds_count 1.0" in text
-    assert "diptych_engine_scheduled_tokens_total 40.0" in text
-    assert "diptych_engine_preemptions_total 3.0" in text
-    assert "diptych_engine_kv_usage_ratio 0.5" in text
-    assert "diptych_kv_digest_mismatch_total 1.0" in text
-    assert all(name in text for name in LOAD_GAUGES)
+
+@pytest.fixture
+def metrics() -> WorkerMetrics:
+    return WorkerMetrics("m", "prefill")
+
+
+def value(metrics: WorkerMetrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, labels)
+
+
+def test_steps_and_gauges(metrics: WorkerMetrics) -> None:
+    metrics.watch(lambda: (1, 2, 3, 0.5, 0.0), lambda: (200, 50))
+    metrics.step(0.02, 0.0195, (3, 40, 2), 1)
+    metrics.step(0.001, 0.0, (0, 0, 0), 2)
+    assert value(metrics, "diptych_engine_step_seconds_count") == 1
+    assert value(metrics, "diptych_engine_scheduled_tokens_total") == 40
+    assert value(metrics, "diptych_engine_preemptions_total") == 3
+    assert value(metrics, "vllm:num_preemptions_total", **LABELS) == 3
+    assert value(metrics, "vllm:iteration_tokens_total_sum", **LABELS) == 40
+    assert value(metrics, "vllm:generation_tokens_total", **LABELS) == 2
+    assert value(metrics, "diptych_engine_kv_usage_ratio") == 0.5
+    assert value(metrics, "vllm:kv_cache_usage_perc", **LABELS) == 0.5
+    assert value(metrics, "vllm:num_requests_waiting", **LABELS) == 1
+    assert value(metrics, "vllm:num_requests_running", **LABELS) == 2
+    assert value(metrics, "vllm:prefix_cache_queries_total", **LABELS) == 200
+    assert value(metrics, "vllm:prefix_cache_hits_total", **LABELS) == 50
+    assert all(value(metrics, metric.name) is not None for metric in LOAD_GAUGES)
+
+
+def test_a_prompt_is_counted_by_where_its_kv_came_from(metrics: WorkerMetrics) -> None:
+    metrics.ended(READ)
+    metrics.ended(replace(READ, external=True, num_cached_tokens=0, prefill_s=None, decode_s=1.5))
+    sources = {
+        source: value(metrics, "vllm:prompt_tokens_by_source_total", **LABELS, source=source)
+        for source in ("local_compute", "local_cache_hit", "external_kv_transfer")
+    }
+    assert sources == {"local_compute": 36, "local_cache_hit": 64, "external_kv_transfer": 100}
+    assert value(metrics, "vllm:request_prefill_kv_computed_tokens_count", **LABELS) == 1
+    assert value(metrics, "vllm:request_prefill_time_seconds_sum", **LABELS) == 0.5
+    assert value(metrics, "vllm:request_decode_time_seconds_sum", **LABELS) == 1.5
+    assert value(metrics, "vllm:request_inference_time_seconds_sum", **LABELS) == 2.0
+    assert value(metrics, "vllm:request_success_total", **LABELS, finished_reason="length") == 2
+
+
+def test_hand_offs_where_they_are_sent(metrics: WorkerMetrics) -> None:
+    counts = SenderMetrics(metrics.registry, "m")
+    counts.watch(lambda: (2, 1))
+    counts.sent(HandoffStats("shm", 4_000_000, 3, 2, 1, 0.002, 0.001))
+    counts.sent(HandoffStats("a stranger's", 0, 0, 0, 0, 0.0, 0.0))
+    counts.ended("failed")
+    assert value(metrics, "diptych_kv_transfers_asking") == 2
+    assert value(metrics, "diptych_kv_transfers_in_flight") == 1
+    assert value(metrics, "diptych_kv_sent_bytes_total", connector="shm") == 4_000_000
+    assert value(metrics, "diptych_kv_transfer_gb_per_second_sum", connector="shm") == 2.0
+    assert value(metrics, "diptych_kv_transfer_seconds_count", connector="other") == 1
+    assert value(metrics, "diptych_kv_transfers_total", outcome="failed") == 1
+    assert value(metrics, "vllm:nixl_num_failed_transfers_total", **LABELS) == 1
+    assert value(metrics, "vllm:nixl_num_descriptors_sum", **LABELS) == 3
+
+
+def test_hand_offs_where_they_are_taken() -> None:
+    metrics = WorkerMetrics("m", "decode")
+    counts = ReceiverMetrics(metrics.registry, "m")
+    counts.watch(lambda: {"reserved": 3})
+    counts.reserved("granted")
+    counts.adopted()
+    counts.lost("expired")
+    counts.lost("aborted")
+    counts.digest_mismatch()
+    assert value(metrics, "diptych_kv_leases", state="reserved") == 3
+    assert value(metrics, "diptych_kv_leases", state="draining") == 0
+    assert value(metrics, "diptych_kv_reservations_total", outcome="granted") == 1
+    assert value(metrics, "diptych_kv_adopted_total") == 1
+    assert value(metrics, "diptych_kv_lease_expired_total", reason="expired") == 1
+    assert value(metrics, "vllm:nixl_num_kv_expired_reqs_total", model_name="m", engine="decode") == 1
+    assert value(metrics, "diptych_kv_digest_mismatch_total") == 1

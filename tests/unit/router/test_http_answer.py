@@ -9,7 +9,7 @@ import pytest
 
 from contracts import wire
 from contracts.request import FinishReason, TokenDelta, TokenLogprob
-from observability.stages import StageTimes
+from observability.stages import Spent, StageTimes
 from router.choosing.route import Route
 from router.exchange import Ending, Piece, Usage
 from router.http.answer import AnswerResponse
@@ -130,7 +130,7 @@ def whole_answer(num_prompt: int) -> Piece:
     entries = (None, *(TokenLogprob(300 + i % 90, -1.5 - i, 30, TOP) for i in range(1, num_prompt)))
     delta = wire.delta_from_pb(wire.delta_to_pb(TokenDelta("r", 0, (9,), (TokenLogprob(9, -0.5, 1, TOP),), entries)))
     ids = tuple(5 if entry is None else entry.token_id for entry in entries)
-    ending = Ending(FinishReason.LENGTH, None, StageTimes(), None, Route.COLOCATED)
+    ending = Ending(FinishReason.LENGTH, None, Spent(StageTimes()), None, Route.COLOCATED)
     return Piece("x", (9,), delta.logprobs, ids, delta.prompt_logprobs, ending, usage=Usage(num_prompt, 1, 0))
 
 

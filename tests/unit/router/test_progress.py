@@ -1,5 +1,7 @@
 """A request's books: what the next attempt runs, what may be retried, and that no token is lost or comes twice."""
 
+from dataclasses import replace
+
 import pytest
 
 from contracts.clock import VirtualClock
@@ -17,11 +19,12 @@ from contracts.errors import (
     Unavailable,
     WorkerLost,
 )
+from contracts.prefill import HandedOff
 from contracts.request import ErrorInfo, FinishReason, TokenDelta
 from contracts.sampling import SamplingParams
 from contracts.wire import error_info
 from contracts.worker import WorkerKind, WorkerRef
-from observability.stages import StageTimes
+from observability.stages import HandoffStats, StageTimes
 from router.choosing.route import Route
 from router.config import RetryBudgetConfig, RetryConfig
 from router.serving.progress import Job, Progress, as_exception
@@ -75,15 +78,67 @@ def test_an_attempt_that_ended_badly_is_no_end(finish):
         books.accept(TokenDelta("a", 0, (), finish_reason=finish, error=error_info(NoRoom("full"))))
 
 
-async def test_stages_of_all_attempts_add_up():
+PREFILL = StageTimes(prefill_queue_s=0.25, prefill_compute_s=1.0)
+DECODE = StageTimes(decode_queue_s=0.125, first_step_s=0.25)
+FELT = HandedOff("h", HandoffStats(), StageTimes(prefill_compute_s=9.0, transfer_s=0.5, commit_s=0.125))
+
+
+async def heard_first(books, clock, after_s=2.0):
+    """The attempt that departs now makes the first token."""
+    books.departed(Route.DISAGGREGATED)
+    await clock.advance(after_s)
+    books.accept(TokenDelta("a", 0, (5,), stages=PREFILL))
+
+
+async def test_an_attempt_that_failed_before_the_first_token_is_a_stage_of_it():
     books, clock = progress()
     await clock.advance(0.5)
     books.departed(Route.DISAGGREGATED)
-    await clock.advance(0.5)
+    await clock.advance(0.75)
+    await heard_first(books, clock)
+    assert books.stages == replace(PREFILL, route_s=0.5, retry_s=0.75, notify_s=0.75)
+    assert books.stages.ttft_s == clock.now()
+
+
+async def test_the_gap_has_the_stages_of_the_hand_off_whatever_is_heard_first():
+    for books_first in (True, False):
+        books, clock = progress()
+        await heard_first(books, clock)
+        if books_first:
+            books.handed_off(FELT)
+        await clock.advance(1.25)
+        books.accept(TokenDelta("h", 1, (6,), stages=DECODE))
+        if not books_first:
+            books.handed_off(FELT)
+        assert books.gap_s == 1.25
+        assert books.stages == replace(
+            PREFILL, notify_s=0.75, transfer_s=0.5, commit_s=0.125, decode_queue_s=0.125, first_step_s=0.25
+        )
+
+
+async def test_attempts_that_go_on_from_the_middle_add_nothing():
+    books, clock = progress()
+    await heard_first(books, clock)
+    books.accept(TokenDelta("h", 1, (6,), stages=DECODE))
+    told = books.stages
     books.departed(Route.COLOCATED)
-    books.accept(TokenDelta("a", 0, (5,), stages=StageTimes(prefill_compute_s=1.0)))
-    books.accept(TokenDelta("a", 1, (6,), stages=StageTimes(prefill_compute_s=2.0, first_step_s=1.0)))
-    assert books.stages == StageTimes(route_s=0.5, prefill_compute_s=3.0, first_step_s=1.0)
+    books.accept(TokenDelta("b", 2, (7,), stages=PREFILL))
+    books.handed_off(FELT)
+    books.accept(TokenDelta("b", 3, (8,), stages=DECODE))
+    assert books.stages == told
+
+
+async def test_where_another_attempt_makes_the_second_token_the_gap_is_its_recovery():
+    books, clock = progress()
+    await heard_first(books, clock)
+    books.handed_off(FELT)
+    await clock.advance(3.0)
+    books.departed(Route.COLOCATED)
+    await clock.advance(1.0)
+    books.accept(TokenDelta("b", 1, (6,), stages=PREFILL))
+    books.accept(TokenDelta("b", 2, (7,), stages=DECODE))
+    assert books.stages == replace(PREFILL, notify_s=0.75, recover_s=4.0)
+    assert books.stages.gap_s == books.gap_s == 4.0
     assert books.route is Route.COLOCATED
 
 

@@ -1,0 +1,81 @@
+"""The vllm:* series that make sense at a router, whose engine label is "0": of users' requests, whichever workers they ran on.
+
+What only a worker knows (steps, preemptions, transfers) it has under vLLM's names itself: `observability.worker_aliases`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter
+
+from observability import names
+from observability.histograms import Counts
+from observability.names import Metric
+from observability.samples import RequestSample
+from observability.series import counted, counter
+
+REQUEST_BUCKETS = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+N_BUCKETS = (1, 2, 5, 10, 20, 50, 100)
+
+
+class RouterAliases:
+    """Counts into a router's registry, from one thread."""
+
+    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
+        labels = (model_name, "0")
+
+        def total(metric: Metric, *own: str) -> Counter:
+            return counter(registry, metric).labels(*labels, *own)
+
+        def histogram(metric: Metric, buckets: Sequence[float]) -> Counts:
+            return counted(registry, buckets, (metric,), labels).series()
+
+        self._labels = labels
+        self._prompt = total(names.V_PROMPT_TOKENS)
+        self._generated = total(names.V_GENERATION_TOKENS)
+        self._queries = total(names.V_CACHE_QUERIES)
+        self._hits = total(names.V_CACHE_HITS)
+        sources = counter(registry, names.V_PROMPT_SOURCES)
+        self._computed_here = sources.labels(*labels, "local_compute")
+        self._cached_here = sources.labels(*labels, "local_cache_hit")
+        self._success = counter(registry, names.V_SUCCESS)
+        self._succeeded: dict[str, Counter] = {}
+        self._queue = histogram(names.V_QUEUE_TIME, REQUEST_BUCKETS)
+        self._prefill = histogram(names.V_PREFILL_TIME, REQUEST_BUCKETS)
+        self._decode = histogram(names.V_DECODE_TIME, REQUEST_BUCKETS)
+        self._inference = histogram(names.V_INFERENCE_TIME, REQUEST_BUCKETS)
+        self._prompt_size = histogram(names.V_PROMPT_SIZE, TOKEN_BUCKETS)
+        self._output_size = histogram(names.V_OUTPUT_SIZE, TOKEN_BUCKETS)
+        self._max_output = histogram(names.V_MAX_OUTPUT, TOKEN_BUCKETS)
+        self._computed = histogram(names.V_COMPUTED, TOKEN_BUCKETS)
+        self._n = histogram(names.V_PARAM_N, N_BUCKETS)
+        self._max_tokens = histogram(names.V_PARAM_MAX_TOKENS, TOKEN_BUCKETS)
+
+    def observe(self, sample: RequestSample) -> None:
+        """One request is over."""
+        num_computed = max(0, sample.num_prompt_tokens - sample.num_cached_tokens)
+        self._prompt.inc(sample.num_prompt_tokens)
+        self._generated.inc(sample.num_output_tokens)
+        self._queries.inc(sample.num_prompt_tokens)
+        self._hits.inc(sample.num_cached_tokens)
+        self._computed_here.inc(num_computed)
+        self._cached_here.inc(sample.num_cached_tokens)
+        if not sample.succeeded or sample.ttft_s is None:
+            return
+        success = self._succeeded.get(sample.outcome)
+        if success is None:
+            success = self._succeeded[sample.outcome] = self._success.labels(*self._labels, sample.outcome)
+        success.inc()
+        stages, decode_s = sample.stages, sample.e2e_s - sample.ttft_s
+        self._queue.observe(stages.admission_s + stages.prefill_queue_s)
+        self._prefill.observe(stages.prefill_compute_s)
+        self._decode.observe(decode_s)
+        self._inference.observe(stages.prefill_compute_s + decode_s)
+        self._prompt_size.observe(sample.num_prompt_tokens)
+        self._output_size.observe(sample.num_output_tokens)
+        self._max_output.observe(sample.num_longest_tokens)
+        self._computed.observe(num_computed)
+        self._n.observe(sample.num_answers)
+        self._max_tokens.observe(sample.max_tokens)

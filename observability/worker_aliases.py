@@ -1,0 +1,87 @@
+"""The vllm:* series of a worker, whose engine label is the name of its pool: of requests as its engine saw them.
+
+A prompt that is handed off counts as finished where it was read, by `length`, as with vLLM's own P/D, and once more where it is
+written. Used from the engine's thread. Does not know engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter
+
+from observability import names
+from observability.histograms import Counts
+from observability.names import Metric
+from observability.router_aliases import REQUEST_BUCKETS, TOKEN_BUCKETS
+from observability.samples import EngineSample
+from observability.series import counted, counter, gauge
+
+STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+class WorkerAliases:
+    """Counts into a worker's registry."""
+
+    def __init__(self, registry: CollectorRegistry, model_name: str, pool: str) -> None:
+        labels = self._labels = (model_name, pool)
+
+        def total(metric: Metric, *own: str) -> Counter:
+            return counter(registry, metric).labels(*labels, *own)
+
+        def histogram(metric: Metric, buckets: Sequence[float]) -> Counts:
+            return counted(registry, buckets, (metric,), labels).series()
+
+        self._registry = registry
+        self._prompt = total(names.V_PROMPT_TOKENS)
+        self._generated = total(names.V_GENERATION_TOKENS)
+        self._preemptions = total(names.V_PREEMPTIONS)
+        sources = counter(registry, names.V_PROMPT_SOURCES)
+        self._sources = {source: sources.labels(*labels, source) for source in names.LABELS["source"]}
+        self._success = counter(registry, names.V_SUCCESS)
+        self._iteration = histogram(names.V_ITERATION_TOKENS, STEP_TOKEN_BUCKETS)
+        self._queue = histogram(names.V_QUEUE_TIME, REQUEST_BUCKETS)
+        self._prefill = histogram(names.V_PREFILL_TIME, REQUEST_BUCKETS)
+        self._decode = histogram(names.V_DECODE_TIME, REQUEST_BUCKETS)
+        self._inference = histogram(names.V_INFERENCE_TIME, REQUEST_BUCKETS)
+        self._prompt_size = histogram(names.V_PROMPT_SIZE, TOKEN_BUCKETS)
+        self._output_size = histogram(names.V_OUTPUT_SIZE, TOKEN_BUCKETS)
+        self._computed = histogram(names.V_COMPUTED, TOKEN_BUCKETS)
+        self._max_tokens = histogram(names.V_PARAM_MAX_TOKENS, TOKEN_BUCKETS)
+
+    def describe(self, block_size: int, num_blocks: int, caching: bool, dtype: str) -> None:
+        """The KV memory's facts. Called once."""
+        facts = str(block_size), str(num_blocks), str(caching), dtype
+        gauge(self._registry, names.V_CACHE_CONFIG).labels(*self._labels, *facts).set(1)
+
+    def step(self, num_scheduled: int, num_made: int, num_preempted: int) -> None:
+        """One step: tokens computed, tokens sampled, requests preempted."""
+        self._iteration.observe(num_scheduled)
+        self._generated.inc(num_made)
+        self.preempted(num_preempted)
+
+    def preempted(self, num_requests: int) -> None:
+        """So many were."""
+        self._preemptions.inc(num_requests)
+
+    def ended(self, sample: EngineSample) -> None:
+        """One request has left."""
+        num_prompt = sample.num_prompt_tokens
+        self._success.labels(*self._labels, sample.reason).inc()
+        self._prompt.inc(num_prompt)
+        self._queue.observe(sample.queue_s)
+        self._inference.observe((sample.prefill_s or 0.0) + (sample.decode_s or 0.0))
+        if sample.external:
+            self._sources["external_kv_transfer"].inc(num_prompt)
+        else:
+            num_computed = max(0, num_prompt - sample.num_cached_tokens)
+            self._sources["local_cache_hit"].inc(sample.num_cached_tokens)
+            self._sources["local_compute"].inc(num_computed)
+            self._computed.observe(num_computed)
+        if sample.prefill_s is not None:
+            self._prefill.observe(sample.prefill_s)
+        if sample.decode_s is not None:
+            self._decode.observe(sample.decode_s)
+        self._prompt_size.observe(num_prompt)
+        self._output_size.observe(sample.num_output_tokens)
+        self._max_tokens.observe(sample.max_tokens)
