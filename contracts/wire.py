@@ -211,6 +211,7 @@ def stages_to_pb(stages: StageTimes) -> pb.StageTimes:
         receive_s=stages.receive_s,
         retry_s=stages.retry_s,
         notify_s=stages.notify_s,
+        relay_s=stages.relay_s,
         recover_s=stages.recover_s,
     )
 
@@ -231,6 +232,7 @@ def stages_from_pb(message: pb.StageTimes) -> StageTimes:
         receive_s=message.receive_s,
         retry_s=message.retry_s,
         notify_s=message.notify_s,
+        relay_s=message.relay_s,
         recover_s=message.recover_s,
     )
 

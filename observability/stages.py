@@ -1,11 +1,12 @@
 """Where one request's time went: the stages whose sum is what the client saw.
 
     TTFT           = receive + admission + tokenise + route + retry + prefill_queue + prefill_compute + notify + emit + unexplained
-    gap to token 2 = transfer (exposed) + commit + decode_queue + first_step + recover + unexplained
+    gap to token 2 = transfer (exposed) + commit + decode_queue + first_step + relay + recover + unexplained
 
 Workers report durations (seconds), never wall-clock instants: the router's clock is the only clock that is compared. `notify` is
-what the router waited for a first token beyond what its worker says that it took: the way there and back. The gap's unexplained
-is by how much longer the second token's way to the router was than the first's; like every unexplained it may be negative.
+what the router waited for a first token beyond what its worker says that it took: the way there and back. `relay` is by how much
+longer the second token's way to the router was than the first's, and is below 0 where it was shorter: then so much of the stages
+before it went by while the first token was on its way. What workers did not tell is in neither, and stays unexplained.
 Does not know requests, workers or metrics.
 """
 
@@ -24,7 +25,7 @@ TTFT_STAGES = (
     "notify",
     "emit",
 )
-GAP_STAGES = ("transfer", "commit", "decode_queue", "first_step", "recover")
+GAP_STAGES = ("transfer", "commit", "decode_queue", "first_step", "relay", "recover")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class StageTimes:
     receive_s: float = 0.0  # a request's bytes, once they begin to come
     retry_s: float = 0.0  # attempts that failed before one made the first token
     notify_s: float = 0.0
+    relay_s: float = 0.0
     recover_s: float = 0.0  # the gap, where another attempt than the first token's made the second: all of it
 
     def merged(self, other: StageTimes) -> StageTimes:
@@ -62,6 +64,7 @@ class StageTimes:
             receive_s=self.receive_s + other.receive_s,
             retry_s=self.retry_s + other.retry_s,
             notify_s=self.notify_s + other.notify_s,
+            relay_s=self.relay_s + other.relay_s,
             recover_s=self.recover_s + other.recover_s,
         )
 
@@ -83,7 +86,8 @@ class StageTimes:
     @property
     def gap_s(self) -> float:
         """The part of the gap to the second token that is accounted for."""
-        return self.transfer_s + self.commit_s + self.decode_queue_s + self.first_step_s + self.recover_s
+        told_s = self.transfer_s + self.commit_s + self.decode_queue_s + self.first_step_s
+        return told_s + self.relay_s + self.recover_s
 
     def by_name(self) -> tuple[tuple[str, float], ...]:
         """All of them in their order, each with its name, which is that of its field without the unit."""
@@ -101,6 +105,7 @@ class StageTimes:
             ("commit", self.commit_s),
             ("decode_queue", self.decode_queue_s),
             ("first_step", self.first_step_s),
+            ("relay", self.relay_s),
             ("recover", self.recover_s),
         )
 

@@ -57,7 +57,7 @@ REQUEST = GenerationRequest(
     "r-1", (1, 2), SAMPLING, (3,), priority=-2, deadline_s=1.5, traceparent="00-a-b-01", tracestate="v=1"
 )
 LOGPROB = TokenLogprob(4, -0.5, 1, ((4, -0.5), (2, -1.5)))
-STAGES = StageTimes(*(0.5 + i for i in range(14)))
+STAGES = StageTimes(*(0.5 + i for i in range(15)))
 LAYOUT = KVLayout("m", "bfloat16", 2, 3, 4, 16, 1, 9)
 P, D = WorkerRef("p", 5), WorkerRef("d", 6)
 

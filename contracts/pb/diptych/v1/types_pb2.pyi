@@ -250,6 +250,7 @@ class StageTimes(google.protobuf.message.Message):
     RETRY_S_FIELD_NUMBER: builtins.int
     NOTIFY_S_FIELD_NUMBER: builtins.int
     RECOVER_S_FIELD_NUMBER: builtins.int
+    RELAY_S_FIELD_NUMBER: builtins.int
     admission_s: builtins.float
     """Waiting to be let in at the router."""
     tokenise_s: builtins.float
@@ -278,6 +279,8 @@ class StageTimes(google.protobuf.message.Message):
     """What the router waited for the first token beyond what its worker says that it took: the way there and back."""
     recover_s: builtins.float
     """The gap between the first and the second token, where another attempt had to make the second: all of it."""
+    relay_s: builtins.float
+    """By how much longer the second token's way to the router was than the first's; below 0 where it was shorter."""
     def __init__(
         self,
         *,
@@ -295,8 +298,9 @@ class StageTimes(google.protobuf.message.Message):
         retry_s: builtins.float = ...,
         notify_s: builtins.float = ...,
         recover_s: builtins.float = ...,
+        relay_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["admission_s", b"admission_s", "commit_s", b"commit_s", "decode_queue_s", b"decode_queue_s", "emit_s", b"emit_s", "first_step_s", b"first_step_s", "notify_s", b"notify_s", "prefill_compute_s", b"prefill_compute_s", "prefill_queue_s", b"prefill_queue_s", "receive_s", b"receive_s", "recover_s", b"recover_s", "retry_s", b"retry_s", "route_s", b"route_s", "tokenise_s", b"tokenise_s", "transfer_s", b"transfer_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["admission_s", b"admission_s", "commit_s", b"commit_s", "decode_queue_s", b"decode_queue_s", "emit_s", b"emit_s", "first_step_s", b"first_step_s", "notify_s", b"notify_s", "prefill_compute_s", b"prefill_compute_s", "prefill_queue_s", b"prefill_queue_s", "receive_s", b"receive_s", "recover_s", b"recover_s", "relay_s", b"relay_s", "retry_s", b"retry_s", "route_s", b"route_s", "tokenise_s", b"tokenise_s", "transfer_s", b"transfer_s"]) -> None: ...
 
 Global___StageTimes: typing_extensions.TypeAlias = StageTimes
 
