@@ -16,6 +16,7 @@ from observability import names
 from observability.histograms import CountedHistogram, Counts
 from observability.live import LiveCollector, PairSample
 from observability.names import Metric
+from observability.process_metrics import watch_process
 from observability.router_aliases import REQUEST_BUCKETS, RouterAliases
 from observability.samples import RequestSample, WorkerSample
 from observability.series import counted, counter, gauge
@@ -37,6 +38,7 @@ class RouterMetrics:
     ) -> None:
         """`workers` and `requests` (running, waiting at the router) are asked at each scrape."""
         self.registry = CollectorRegistry()
+        watch_process(self.registry)
         self._ours = _RouterSeries(self.registry, model_name)
         self._vllm = RouterAliases(self.registry, model_name)
         self._both = _SharedSeries(self.registry, model_name)

@@ -2,6 +2,7 @@
 
     diptych_*   ours, with a unit in each name
     vllm:*      the names that existing dashboards and autoscalers query, with vLLM's meaning and labels
+    process_*   what the operating system says of the process; words are the client library's own
 
 Of an alias `engine` is "0" at the router, whose numbers are those of users' requests, and the pool's name at a worker: summed
 without it, a request would count in each process that it passed. docs/metrics.md is made from this. Does not know what counts.
@@ -324,6 +325,14 @@ LEASES_EXPIRED = _counter("diptych_kv_lease_expired_total", _D, "Leases that end
 DIGEST_MISMATCHES = _counter(
     "diptych_kv_digest_mismatch_total", _D, "Hand-offs whose bytes were not those that were sent"
 )
+
+# What the operating system says of a process, under the names that Prometheus's clients give it.
+PROCESS_START = _gauge("process_start_time_seconds", _A, "When the process was started, Unix time")
+PROCESS_CPU = _counter("process_cpu_seconds_total", _A, "CPU time that it took")
+PROCESS_MEMORY = _gauge("process_resident_memory_bytes", _A, "Its memory that is in the machine's")
+PROCESS_ADDRESSES = _gauge("process_virtual_memory_bytes", _A, "Its memory, mapped or not")
+PROCESS_FILES = _gauge("process_open_fds", _A, "Files and sockets that it has open")
+PROCESS_MAX_FILES = _gauge("process_max_fds", _A, "How many it may have")
 
 # vLLM's names.
 V_RUNNING = _alias("num_requests_running", _G, _A, "Requests being worked on")

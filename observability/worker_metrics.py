@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from observability import names
+from observability.process_metrics import watch_process
 from observability.samples import EngineSample
 from observability.series import counter, counter_family, gauge, gauge_family, histogram
 from observability.worker_aliases import WorkerAliases
@@ -35,6 +36,7 @@ class WorkerMetrics:
 
     def __init__(self, model_name: str, pool: str) -> None:
         self.registry = CollectorRegistry()
+        watch_process(self.registry)
         self.model_name = model_name
         self.aliases = WorkerAliases(self.registry, model_name, pool)
         self._labels = (model_name, pool)
