@@ -125,6 +125,8 @@ class _RouterSeries:
         for cause in ("drain", "failure"):
             self.migrations.labels(cause)
         self.canaries = counter(registry, names.CANARIES)
+        for outcome in ("ok", "failed", "undecided"):
+            self.canaries.labels(outcome)
         self.bad_pairs = gauge(registry, names.BAD_PAIRS)
         self._prompt = counter(registry, names.PROMPT_TOKENS)
         self._cached = counter(registry, names.CACHED_PROMPT_TOKENS)
