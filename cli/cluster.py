@@ -80,7 +80,10 @@ class LocalCluster:
             apart = self._keep("127.0.0.1", 0, "--worker-port") if config.security.apart else None
             names = [("prefill", f"prefill-{i}") for i in range(config.num_prefill)]
             names += [("decode", f"decode-{i}") for i in range(config.num_decode)]
-            workers = [(kind, name, self._keep("127.0.0.1", 0, "--host")) for kind, name in names]
+            workers = [
+                (*named, self._keep("127.0.0.1", 0, "--host"), self._keep("127.0.0.1", 0, "--metrics-port"))
+                for named in names
+            ]
         except ConfigError:
             self._release_ports()
             raise
@@ -88,13 +91,15 @@ class LocalCluster:
         self.grpc_address = front.local_address
         secrets = {} if config.redis is None else config.redis.address.secrets
         argv = (*router_argv(config, http, front), *config.security.router_argv(apart))
-        specs = [ProcessSpec("router", "router", argv, front.local_address, secrets)]
+        specs = [ProcessSpec("router", "router", argv, front.local_address, f"{self.http_url}/metrics", secrets)]
         announce_at = front.local_address if apart is None else apart.local_address
-        for number, (kind, name, port) in enumerate(workers):
+        for number, (kind, name, port, metrics) in enumerate(workers):
             argv = (*worker_argv(config, kind, name, port, announce_at), *config.security.process_argv())
+            argv = (*argv, "--metrics-port", str(metrics.port))
             if config.worker_cores:
                 argv = (*argv, "--cores", written(config.worker_cores[number]))
-            specs.append(ProcessSpec(name, kind, argv, port.local_address, secrets))
+            shown = f"http://{metrics.local_address}/metrics"
+            specs.append(ProcessSpec(name, kind, argv, port.local_address, shown, secrets))
         opener = opener_for(config.security.identity)
         for spec in specs:
             probe = health_probe(spec.address, opener)

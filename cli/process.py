@@ -45,12 +45,13 @@ class ProcessState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """What to start. `address` is where it will be reached, for people and for its probe."""
+    """What to start. `address` is where it will be reached, for people and for its probe, `metrics` the URL of its metrics."""
 
     name: str
     kind: str
     argv: tuple[str, ...]
     address: str
+    metrics: str = ""
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)  # environment variables, besides ours
 
 
@@ -68,6 +69,7 @@ class ProcessStatus:
     pid: int | None
     num_restarts: int
     detail: str
+    metrics: str
     last_lines: tuple[str, ...] = ()
 
 
@@ -121,6 +123,7 @@ class SupervisedProcess:
             pid=pid,
             num_restarts=self._num_restarts,
             detail=self._detail,
+            metrics=self.spec.metrics,
             last_lines=tuple(self._last_lines),
         )
 

@@ -162,6 +162,8 @@ class _RouterSeries:
         for stage, duration_s in spent.stages.by_name():
             if duration_s > 0:  # else it did not happen
                 self._stage.series(stage).observe(duration_s)
+        if spent.stages.relay_s < 0:
+            self._stage.series("relay_ahead").observe(-spent.stages.relay_s)
         if spent.gap_s is not None:
             self._gap.observe(spent.gap_s)
         self._observe_rest("ttft", spent.ttft_unexplained_s)

@@ -248,7 +248,8 @@ class Announcer:
         self._display.say(f"ready: {config.model_name} ({pools}, threads per worker: {config.workers.threads})")
         self._display.say(f"  OpenAI API  {cluster.http_url}/v1")
         self._display.say(f"  gRPC        {cluster.grpc_address}  diptych.v1.Inference")
-        self._display.say(f"  metrics     {cluster.http_url}/metrics")
+        for status in cluster.statuses:
+            self._display.say(f"  metrics     {status.metrics}  {status.name}")
         for line in config.security.lines():
             self._display.say(line)
         self._display.say("Ctrl-C stops everything.")

@@ -76,7 +76,7 @@ class Account:
             num_output_tokens=sum(lengths),
             num_longest_tokens=max(lengths),
             max_tokens=progress.job.sampling.max_tokens,
-            stages=progress.stages,
+            stages=progress.timed,
             gap_s=progress.gap_s,
             num_answers=self._ask.n,
             handoffs=tuple(c.progress.handoff for c in answers.all if c.progress.handoff is not None),

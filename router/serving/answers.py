@@ -134,7 +134,7 @@ class Answer:
     @property
     def spent(self) -> Spent:
         """Where its time went so far. Of a first token that is being given, it is given now."""
-        times, stages = self.times, self.progress.stages
+        times, stages = self.times, self.progress.timed
         given = times.first_given
         if given is None and times.first_heard is not None:
             given = self._making.clock.now()

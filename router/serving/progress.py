@@ -38,6 +38,7 @@ from router.serving.retry_budget import RetryBudget
 from router.serving.story import Story
 
 log = get_logger(__name__)
+_TIMED_TOKENS = 2  # the first, and the second
 _HARMLESS_TOKENS = 8  # who makes so many more in between is not what its workers die of
 _FIELD_GOT = re.compile(r"(?P<field>[\w.]+): got (?P<value>.*), (?P<limit>.+)", re.DOTALL)
 
@@ -99,6 +100,8 @@ class Progress:
         self._departed_at: list[float] = []  # of each attempt
         self.heard_at: list[float] = []  # the first token and the second
         self._heard_of = 0  # the number of the attempt that made the first
+        self._told_of_gap = {"decode": False, "prefill": False}  # what the workers of both pools know of it
+        self._alone = False  # which ran on one worker
         self._heard = False  # whether any delta came
         # Set once the prompt's KV is known to be where an answer beside this one will look for it: on the worker that runs
         # all of it, or on both of a hand-off that is committed.
@@ -159,7 +162,7 @@ class Progress:
             self.num_cached_tokens = 0 if self._finds_own else delta.num_cached_tokens
         self._heard = True
         self.token_ids.extend(delta.token_ids)
-        if delta.stages is not None or len(self.heard_at) < len(("first", "second")):
+        if delta.stages is not None or len(self.heard_at) < _TIMED_TOKENS:
             self._time(delta)
         return delta
 
@@ -168,6 +171,7 @@ class Progress:
         self.handoff = event.stats
         if self._tells_gap:
             felt = event.stages
+            self._told_of_gap["prefill"] = True
             self.stages = replace(self.stages, transfer_s=felt.transfer_s, commit_s=felt.commit_s)
 
     @property
@@ -175,6 +179,14 @@ class Progress:
         """From hearing the first token to hearing the second; None before that."""
         heard = self.heard_at
         return heard[1] - heard[0] if len(heard) > 1 else None
+
+    @property
+    def timed(self) -> StageTimes:
+        """The stages, and, once all of the gap's are known, what is left of it: the tokens' ways to this router."""
+        stages, gap_s, told = self.stages, self.gap_s, self._told_of_gap
+        if gap_s is None or not told["decode"] or not (told["prefill"] or self._alone):
+            return stages
+        return replace(stages, relay_s=gap_s - stages.gap_s)
 
     @property
     def _tells_gap(self) -> bool:
@@ -191,20 +203,23 @@ class Progress:
         if not self.heard_at:
             now = self._clock.now()
             self.heard_at.append(now)
-            self._heard_of = len(self._departed_at)
+            self._heard_of, self._alone = len(self._departed_at), self.route is Route.COLOCATED
             queue_s, compute_s = told.prefill_queue_s, told.prefill_compute_s
-            notify_s = now - self._departed_at[-1] - queue_s - compute_s if self._departed_at else 0.0
+            known = bool(self._departed_at) and delta.stages is not None
+            notify_s = now - self._departed_at[-1] - queue_s - compute_s if known else 0.0
             self.stages = replace(self.stages, prefill_queue_s=queue_s, prefill_compute_s=compute_s, notify_s=notify_s)
         elif len(self.heard_at) == 1:
             self.heard_at.append(self._clock.now())
             if len(self._departed_at) != self._heard_of:
                 gap_s = self.heard_at[1] - self.heard_at[0]
+                self._told_of_gap["decode"] = False
                 self.stages = replace(
                     self.stages, transfer_s=0.0, commit_s=0.0, decode_queue_s=0.0, first_step_s=0.0, recover_s=gap_s
                 )
         if self._tells_gap:
             queue_s, step_s = told.decode_queue_s, told.first_step_s
             if queue_s or step_s:
+                self._told_of_gap["decode"] = True
                 self.stages = replace(self.stages, decode_queue_s=queue_s, first_step_s=step_s)
 
     def fail(self, error: DiptychError, *, with_worker: bool = False) -> bool:

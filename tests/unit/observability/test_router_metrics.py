@@ -39,7 +39,7 @@ def value(metrics, name, **labels):
 def test_names_are_ours_or_vllms_and_there_once():
     names = [f.name for f in families(RouterMetrics("m", lambda: [WORKER], lambda: (3, 1)))]
     assert len(names) == len(set(names))
-    assert all(name.startswith(("diptych_", "vllm:")) for name in names)
+    assert all(name.startswith(("diptych_", "vllm:", "process_")) for name in names)
 
 
 def test_a_request_in_numbers():

@@ -111,9 +111,21 @@ async def test_the_gap_has_the_stages_of_the_hand_off_whatever_is_heard_first():
         if not books_first:
             books.handed_off(FELT)
         assert books.gap_s == 1.25
+        assert books.timed == replace(books.stages, relay_s=0.25)
+        assert books.timed.gap_s == books.gap_s
         assert books.stages == replace(
             PREFILL, notify_s=0.75, transfer_s=0.5, commit_s=0.125, decode_queue_s=0.125, first_step_s=0.25
         )
+
+
+async def test_what_a_worker_did_not_tell_is_not_taken_for_a_way():
+    books, clock = progress()
+    books.departed(Route.DISAGGREGATED)
+    await clock.advance(2.0)
+    books.accept(TokenDelta("a", 0, (5,)))
+    await clock.advance(1.0)
+    books.accept(TokenDelta("h", 1, (6,), stages=DECODE))
+    assert books.timed == replace(DECODE, prefill_queue_s=0.0)
 
 
 async def test_attempts_that_go_on_from_the_middle_add_nothing():
