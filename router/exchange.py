@@ -86,10 +86,10 @@ class Ask:
     tracestate: str = ""
     session: str = ""
     caller: Caller = ANYBODY
+    arrived: float | None = None
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
-    arrived: float | None = None
         """All of them, in order."""
         return (self.prompt, *self.more_prompts)
 
