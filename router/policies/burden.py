@@ -9,7 +9,8 @@ a GPU of 1 PFLOP/s and 3.3 TB/s that is 16 us against 40 ns a token, 400 tokens;
 2 us, 650 (bench/simulation/costs.py says from which measurements). Long contexts are a burden by their KV, short ones by number.
 
 What was announced is late, and counts tokens that will turn out to be cached; what this router knows is neither, but it does
-not see other routers. So its own requests count as it knows them, and of what was announced the share that is others'.
+not see other routers. So its own requests count as it knows them, and of what was announced the share that is others', or has not
+ended since.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def burden(candidate: Candidate) -> int:
     if candidate.info.kind is WorkerKind.PREFILL:
         return queued
     used = round(candidate.load.kv_usage * candidate.info.num_blocks) * candidate.info.layout.block_size
-    held = max(used, candidate.num_inflight_kv_tokens + round(used * candidate.others))
+    held = max(round(used * (1 - candidate.ended)), candidate.num_inflight_kv_tokens + round(used * candidate.others))
     return num_sequences(candidate) * SEQUENCE_TOKENS + held + queued
 
 

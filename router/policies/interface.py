@@ -20,6 +20,7 @@ class Candidate:
     """A worker that may be chosen: what it announced, and what this router has given it and not got back.
 
     `others` is the share of the announced load that is not this router's: what it had not given when that was announced.
+    `ended` is the share that was this router's and has ended since.
     """
 
     info: WorkerInfo
@@ -29,6 +30,7 @@ class Candidate:
     doubtful: bool = False  # its breaker is open: only where there is no other
     num_inflight_kv_tokens: int = 0  # tokens of the requests' contexts, computed or not
     others: float = 1.0
+    ended: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,10 @@
 """What one router has given one worker and not got back, beside what the worker announces: together a policy's Candidate.
 
-Does not know requests, connections or policies.
+    asked ── ours: 3 ── 2 ── 4 ── 1 ── word: 5 running ── 0 ── asked        of the 5, 4 may be ours: 1 is others', 4 have ended
+
+A word is looked at when a policy asks next, and ours may have ended meanwhile, or while it was on its way: it may speak of as
+many of ours as there were at once since the policy asked before. Were those others', a worker would seem busy with what it has
+just done until its next word, and the next turn of a conversation went elsewhere. Does not know requests, connections or policies.
 """
 
 from __future__ import annotations
@@ -20,7 +24,9 @@ class Tally:
         self._num_kv_tokens = 0
         self._num_computing = 0  # requests that have any of the former
         self._announced: WorkerLoad | None = None
-        self._others = 1.0
+        self._num_announced = 0  # requests, or for prefill those that compute
+        self._num_ours = 0  # of those
+        self._most = 0  # of ours at once, since a policy asked
 
     def add(self, num_requests: int, num_tokens: int, num_kv_tokens: int) -> None:
         """A claim adds or takes."""
@@ -28,6 +34,7 @@ class Tally:
         self._num_tokens += num_tokens
         self._num_kv_tokens += num_kv_tokens
         self._num_computing += (num_tokens > 0) - (num_tokens < 0)
+        self._most = max(self._most, self._ours)
 
     @property
     def empty(self) -> bool:
@@ -38,9 +45,10 @@ class Tally:
         """The worker as policies see it; what it announced last, less what is ours of it, is others'."""
         if worker.load is not self._announced:  # another word, not the same one heard of again
             self._announced = worker.load
-            announced = worker.load.num_running + worker.load.num_waiting
-            ours = self._num_computing if self.info.kind is WorkerKind.PREFILL else self.num_inflight
-            self._others = max(0, announced - ours) / announced if announced else 0.0
+            self._num_announced = worker.load.num_running + worker.load.num_waiting
+            self._num_ours = min(self._most, self._num_announced)
+        self._most, announced = self._ours, self._num_announced
+        ended = max(0, self._num_ours - self._ours)
         return Candidate(
             info=worker.info,
             load=worker.load,
@@ -48,5 +56,11 @@ class Tally:
             num_inflight_tokens=self._num_tokens,
             doubtful=doubtful,
             num_inflight_kv_tokens=self._num_kv_tokens,
-            others=self._others,
+            others=(announced - self._num_ours) / announced if announced else 0.0,
+            ended=ended / announced if announced else 0.0,
         )
+
+    @property
+    def _ours(self) -> int:
+        """What is ours of what the worker would announce now."""
+        return self._num_computing if self.info.kind is WorkerKind.PREFILL else self.num_inflight

@@ -46,6 +46,28 @@ def test_others_are_what_was_announced_beyond_ours_at_that_time():
     assert burden(tally.candidate(announced(kind, 3.0))) == 0
 
 
+@pytest.mark.parametrize("kind", WorkerKind)
+def test_what_has_ended_since_a_word_that_nobody_has_looked_at_is_no_work_of_others(kind):
+    """One user's next turn comes a moment after the last: the worker is as free as it is, not as its last word has it."""
+    tally = Tally(info(kind))
+    tally.candidate(announced(kind, 0.0))
+    tally.add(1, 100, 120)
+    word = announced(kind, 1.0, num_running=1, num_queued_tokens=100, kv_usage=0.3)
+    tally.add(-1, -100, -120)
+    after = tally.candidate(word)
+    assert (after.others, after.ended) == (0.0, 1.0)
+    assert burden(after) == 0
+    assert burden(tally.candidate(word)) == 0, "and so it stays until the next word"
+    both = announced(kind, 2.0, num_running=2, num_queued_tokens=100, kv_usage=0.5)
+    tally.add(1, 50, 60)
+    shared = tally.candidate(both)
+    assert (shared.others, shared.ended) == (0.5, 0.0)
+    tally.add(-1, -50, -60)
+    ended = tally.candidate(both)
+    assert (ended.others, ended.ended) == (0.5, 0.5)
+    assert burden(ended) == (50 if kind is WorkerKind.PREFILL else 512 + 50 * 16 // 2 + 50), "what is left is another's"
+
+
 def test_a_word_that_is_heard_of_again_is_no_new_one():
     """A look into Redis says when the worker spoke last, not what it would say now."""
     tally = Tally(info(WorkerKind.PREFILL))
@@ -61,6 +83,7 @@ def test_a_prefill_worker_may_still_have_ours_that_are_computed():
     tally = Tally(info(WorkerKind.PREFILL))
     tally.add(1, 100, 0)
     tally.add(0, -100, 0)
+    tally.candidate(announced(WorkerKind.PREFILL, 0.0))
     assert tally.candidate(announced(WorkerKind.PREFILL, 1.0, num_running=1)).others == 1.0
     assert not tally.empty
     tally.add(-1, 0, 0)
