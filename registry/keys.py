@@ -7,7 +7,8 @@
     diptych:layout             WorkerInfo of which model and layout are set: what all have in common; expires with the last
     diptych:router:<id>        a router that looks on; expires
 
-Elsewhere: diptych:limit:{key}:<kind> is `router.admission.shared_limits`'s, channel diptych:breakers (JSON) `breaker_news`'s.
+Elsewhere: diptych:limit:{key}:<kind> is `router.admission.shared_limits`'s, channel diptych:breakers (JSON) and the sorted set
+diptych:warnings (the same messages) are `breaker_news`'s.
 
     channel diptych:announced  AnnounceRequest         channel diptych:left  LeaveRequest        (see RedisLink.channel)
 

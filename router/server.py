@@ -127,7 +127,8 @@ class RouterServer:
         self._membership.start()
         upkeep = {"housekeeping": self._keep_house, "canary": self._canary.run}
         if self._membership.link is not None:
-            news = BreakerNews(self._membership.link, self._clock, new_id(), self._breakers.warn)
+            keep_s = 2 * self._config.breaker.max_open_s  # longer than any rest: what opens again after it says so anew
+            news = BreakerNews(self._membership.link, self._clock, new_id(), self._breakers.warn, keep_s)
             self._breakers.on_trip.append(news.tripped)
             upkeep["breaker news"] = news.run
         restarted = self._resilience.task_restarted

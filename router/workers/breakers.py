@@ -34,6 +34,7 @@ from router.config import BreakerConfig
 from router.workers.registry import Change, ChangeKind
 
 log = get_logger(__name__)
+_MOST_RUMOURS = 256  # of workers that are not here yet
 
 
 class BreakerState(IntEnum):
@@ -143,14 +144,18 @@ class Breakers:
         self._clock = clock
         self._random = random if random is not None else Random()
         self._breakers: dict[WorkerRef, _Breaker] = {}
+        self._rumours: dict[WorkerRef, tuple[float, str]] = {}  # and until when they count
         self.on_trip: list[Callable[[WorkerRef, str], None]] = []
         self.on_open: Callable[[str, str], None] | None = None  # pool and cause, for a metric
 
     def on_change(self, change: Change) -> None:
-        """A life that begins has a closed breaker; one that is over has none."""
+        """A life that begins has a closed breaker, unless another router has warned of it; one that is over has none."""
         ref = change.info.ref
         if change.kind is ChangeKind.JOINED:
             self._breakers[ref] = _Breaker(change.info)
+            until, reason = self._rumours.pop(ref, (0.0, ""))
+            if self._clock.now() < until:
+                self.warn(ref, reason)
         else:
             self._breakers.pop(ref, None)
 
@@ -177,9 +182,14 @@ class Breakers:
         return Trial(self, ref, breaker.generation, probes_until)
 
     def warn(self, ref: WorkerRef, reason: str) -> None:
-        """Another router has found that this worker fails."""
+        """Another router has found that this worker fails. Warnings and workers come in any order to a router that is new."""
         breaker = self._breakers.get(ref)
-        if breaker is not None and self._now(breaker).state is BreakerState.CLOSED:
+        if breaker is None:
+            self._rumours.pop(ref, None)
+            self._rumours[ref] = self._clock.now() + self._config.max_open_s, reason
+            if len(self._rumours) > _MOST_RUMOURS:
+                del self._rumours[next(iter(self._rumours))]
+        elif self._now(breaker).state is BreakerState.CLOSED:
             breaker.reason = f"another router: {reason}"
             self._turn(breaker, Event.WARNED)
 

@@ -11,7 +11,7 @@ from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
 from registry.config import RedisConfig, parse_redis_url
 from registry.link import RedisLink
 from router.config import BreakerConfig
-from router.workers.breaker_news import CHANNEL, BreakerNews
+from router.workers.breaker_news import CHANNEL, KEPT, BreakerNews
 from router.workers.breakers import Breakers, BreakerState
 from router.workers.registry import Change, ChangeKind
 from tests.integration.test_redis_link import QUICK, until
@@ -22,12 +22,13 @@ INFO = WorkerInfo(REF, WorkerKind.DECODE, "h:1", "m", KVLayout("m", "float32", 1
 
 
 @contextlib.asynccontextmanager
-async def router(process, name):
+async def router(process, name, workers=(INFO,)):
     clock = MonotonicClock()
     link = RedisLink(RedisConfig(parse_redis_url(process.url), **QUICK), clock)
     link.start()
     breakers = Breakers(BreakerConfig(failures_in_a_row=2, open_s=30.0, max_open_s=60.0), clock)
-    breakers.on_change(Change(ChangeKind.JOINED, INFO))
+    for info in workers:
+        breakers.on_change(Change(ChangeKind.JOINED, info))
     news = BreakerNews(link, clock, name, breakers.warn)
     breakers.on_trip.append(news.tripped)
     running = asyncio.ensure_future(news.run())
@@ -65,6 +66,22 @@ async def test_a_trip_on_one_router_makes_the_others_careful_and_comes_back_to_n
         await asyncio.sleep(0.05)
         assert theirs.state(REF) is BreakerState.CLOSED
         assert ours.state(REF) is BreakerState.OPEN
+
+
+async def test_a_router_that_starts_later_hears_of_what_is_open(redis_process):
+    async with router(redis_process, "a") as ours:
+        fail(ours)
+        await until(lambda: redis_process.command("ZCARD", KEPT) == 1)
+        async with router(redis_process, "b") as late, router(redis_process, "c", workers=()) as early:
+            await until(lambda: late.state(REF) is BreakerState.HALF_OPEN)
+            early.on_change(Change(ChangeKind.JOINED, INFO))
+            await until(lambda: early.state(REF) is BreakerState.HALF_OPEN)
+            assert early.report()[0].reason == "another router: gone"
+        assert 0 < redis_process.command("PTTL", KEPT) <= 60_000
+        redis_process.command("SET", KEPT, "something else")
+        ours.begin(REF).worked()
+        fail(ours)
+        await until(lambda: redis_process.command("TYPE", KEPT) == b"zset")
 
 
 async def test_without_redis_each_goes_on_alone_and_afterwards_they_talk_again(redis_process):

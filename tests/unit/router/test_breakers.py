@@ -236,6 +236,21 @@ def test_a_rumour_costs_one_probe_and_is_not_passed_on():
     made.warn(WorkerRef("who?", 1), "never heard of")
 
 
+def test_a_rumour_may_come_before_its_worker_and_counts_for_a_while():
+    clock = VirtualClock()
+    made = Breakers(BreakerConfig(max_open_s=30.0), clock)
+    for number in range(300):
+        made.warn(WorkerRef(f"d{number}", 1), "gone")
+    clock.skip(29.0)
+    made.on_change(Change(ChangeKind.JOINED, info(WorkerRef("d299", 1))))
+    made.on_change(Change(ChangeKind.JOINED, info(WorkerRef("d298", 2))))
+    made.on_change(Change(ChangeKind.JOINED, info(WorkerRef("d0", 1))))
+    assert [(report.worker_id, report.state) for report in made.report()] == [("d299", "half_open")], "bounded, by life"
+    clock.skip(2.0)
+    made.on_change(Change(ChangeKind.JOINED, info(WorkerRef("d297", 1))))
+    assert len(made.report()) == 1
+
+
 def test_each_opening_is_told_once():
     made, told, counted = breakers(), [], []
     made.on_trip.append(lambda ref, _: told.append(ref))
