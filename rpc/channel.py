@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from contracts.errors import WorkerLost
+from contracts.errors import DiptychError, WorkerLost
+from contracts.upkeep import watched
 
 MAX_MESSAGE_BYTES = 64 * 2**20
+USE_EVERY_S = 60.0  # a fifth of a server's patience with who makes no calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +74,30 @@ async def wait_connected(channel: grpc.aio.Channel, address: str, timeout_s: flo
         raise WorkerLost(f"{address}: the connection was closed") from error
 
 
-async def watch_connection(channel: grpc.aio.Channel, on_broken: Callable[[], object]) -> None:
-    """Keep the channel connected, and call `on_broken` each time that an established connection ends, until cancelled."""
-    state = channel.get_state(try_to_connect=True)
-    while state is not grpc.ChannelConnectivity.SHUTDOWN:
-        await channel.wait_for_state_change(state)
-        before, state = state, channel.get_state(try_to_connect=True)
-        if before is grpc.ChannelConnectivity.READY:
-            on_broken()
+async def watch_connection(
+    channel: grpc.aio.Channel, on_broken: Callable[[], object], use_every_s: float = USE_EVERY_S
+) -> None:
+    """Keep the channel connected, and call `on_broken` each time that an established connection ends, until cancelled.
+
+    A server closes what nobody has used for a while (`rpc.server`), which looks as if it were gone: so it is used now and then.
+    """
+    using = watched("connection in use", _use(channel, use_every_s), lambda: None)
+    try:
+        state = channel.get_state(try_to_connect=True)
+        while state is not grpc.ChannelConnectivity.SHUTDOWN:
+            await channel.wait_for_state_change(state)
+            before, state = state, channel.get_state(try_to_connect=True)
+            if before is grpc.ChannelConnectivity.READY:
+                on_broken()
+    finally:
+        using.cancel()
+
+
+async def _use(channel: grpc.aio.Channel, every_s: float) -> None:
+    """Ask for the server's health again and again, whatever it answers."""
+    stub = health_pb2_grpc.HealthStub(channel)
+    while True:
+        await asyncio.sleep(every_s)
+        if channel.get_state() is grpc.ChannelConnectivity.READY:
+            with suppress(grpc.aio.AioRpcError, grpc.aio.UsageError, DiptychError):
+                await stub.Check(health_pb2.HealthCheckRequest(), timeout=every_s)

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from contracts.errors import WorkerLost
-from rpc.channel import open_channel, wait_connected
+from rpc.channel import open_channel, wait_connected, watch_connection
 from rpc.server import RpcServer, ServerConfig
 
 NOBODY = "127.0.0.1:1"
@@ -83,3 +83,26 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
     while data := await reader.read(65_536):
         writer.write(data)
     writer.close()
+
+
+async def test_a_connection_that_is_watched_is_not_closed_for_want_of_calls() -> None:
+    """Such an end looks like a death: a worker that nobody had asked for five minutes got nothing for a second."""
+    server, broken = RpcServer(ServerConfig(idle_s=0.3), ()), {"used": 0, "idle": 0}
+
+    async def watch(name: str, use_every_s: float) -> None:
+        def count() -> None:
+            broken[name] += 1
+
+        async with open_channel(address) as channel:
+            await watch_connection(channel, count, use_every_s)
+
+    address = f"127.0.0.1:{await server.start()}"
+    watching = [asyncio.ensure_future(watch("used", 0.1)), asyncio.ensure_future(watch("idle", 60.0))]
+    async with asyncio.timeout(10):
+        while broken["idle"] < 2:
+            await asyncio.sleep(0.05)
+    assert broken["used"] == 0
+    for task in watching:
+        task.cancel()
+    await asyncio.wait(watching)
+    await server.stop(0)
