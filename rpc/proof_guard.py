@@ -13,14 +13,14 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError
 
-from contracts.errors import InvalidRequest, NotOfThisCluster
+from contracts.errors import NotOfThisCluster
 from contracts.pb.diptych.v1 import cluster_pb2, cluster_pb2_grpc
 from contracts.secret import ClusterSecret
 from observability.log import get_logger
 from observability.seldom import Seldom
 from rpc.call_proof import CallProver, Challenge, Metadata
+from rpc.calls import parsed
 from rpc.server import is_loopback
 
 log = get_logger(__name__)
@@ -83,10 +83,7 @@ class ProofGuard(grpc.aio.ServerInterceptor):
 
         def read(raw: bytes) -> object:
             self._check(metadata, method, raw)
-            try:
-                return raw if parse is None else parse(raw)
-            except DecodeError as error:
-                raise InvalidRequest("message", f"{len(raw)} bytes", f"cannot be read: {error}") from error
+            return parsed(parse, raw)
 
         async def answer(raw: bytes, context: object) -> object:
             assert one is not None

@@ -10,7 +10,7 @@ Nothing but the challenge is sent to a server that has not proven itself. Does n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,6 +24,7 @@ from rpc.channel import ChannelConfig, ChannelOpener
 from rpc.errors import from_rpc_error
 
 _CHALLENGE_TIMEOUT_S = 5.0
+_Metadata = Sequence[tuple[str, str | bytes]] | grpc.aio.Metadata | None
 
 
 def proving(opener: ChannelOpener, secret: ClusterSecret | None) -> ChannelOpener:
@@ -108,17 +109,17 @@ class ProvingChannel(grpc.aio.Channel):
         inner: Any = self._inner.unary_unary(method, None, *args, **named)
         serialise = _serialiser(request_serializer)
 
-        async def call(request: Any, **options: Any) -> Any:
+        async def call(request: Any, *, metadata: _Metadata = None, **options: Any) -> Any:
             body = serialise(request)
             session = await self.session()
             try:
-                return await inner(body, metadata=[session.token(method, body)], **options)
+                return await inner(body, metadata=_with(session.token(method, body), metadata), **options)
             except grpc.aio.AioRpcError as error:
                 if not isinstance(from_rpc_error(error, self._address), NotOfThisCluster):
                     raise
                 self.forget(session)
             session = await self.session()
-            return await inner(body, metadata=[session.token(method, body)], **options)
+            return await inner(body, metadata=_with(session.token(method, body), metadata), **options)
 
         return call
 
@@ -127,9 +128,13 @@ class ProvingChannel(grpc.aio.Channel):
         inner: Any = self._inner.unary_stream(method, None, *args, **named)
         serialise = _serialiser(request_serializer)
 
-        def call(request: Any, **options: Any) -> ProvingStream:
+        def call(request: Any, *, metadata: _Metadata = None, **options: Any) -> ProvingStream:
             body = serialise(request)
-            return ProvingStream(self, lambda session: inner(body, metadata=[session.token(method, body)], **options))
+
+            def begin(session: CallSession) -> Any:
+                return inner(body, metadata=_with(session.token(method, body), metadata), **options)
+
+            return ProvingStream(self, begin)
 
         return call
 
@@ -141,10 +146,11 @@ class ProvingChannel(grpc.aio.Channel):
         """See grpc.aio.Channel."""
         inner: Any = self._inner.stream_stream(method, request_serializer, *args, **named)
 
-        def call(requests: Any = None, **options: Any) -> ProvingStream:
-            return ProvingStream(
-                self, lambda session: inner(requests, metadata=[session.token(method, b"")], **options)
-            )
+        def call(requests: Any = None, *, metadata: _Metadata = None, **options: Any) -> ProvingStream:
+            def begin(session: CallSession) -> Any:
+                return inner(requests, metadata=_with(session.token(method, b""), metadata), **options)
+
+            return ProvingStream(self, begin)
 
         return call
 
@@ -206,6 +212,11 @@ class ProvingStream:
     def _look(self, error: grpc.aio.AioRpcError) -> None:
         if self._session is not None and isinstance(from_rpc_error(error, "it"), NotOfThisCluster):
             self._channel.forget(self._session)
+
+
+def _with(token: tuple[str, str | bytes], metadata: _Metadata) -> list[tuple[str, str | bytes]]:
+    """What the caller says beside its message, and the proof."""
+    return [*(metadata or ()), token]
 
 
 def _serialiser(given: Any) -> Callable[[Any], bytes]:

@@ -70,6 +70,49 @@ async def test_many_calls_at_once_share_one_challenge() -> None:
         assert begun(guard) <= 50
 
 
+async def test_what_a_caller_says_beside_its_message_goes_along_with_the_proof() -> None:
+    heard: list[tuple[str, object]] = []
+
+    class Ear(grpc.GenericRpcHandler):
+        def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
+            async def one(body: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+                heard.extend(context.invocation_metadata() or ())
+                return body
+
+            async def many(body: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> AsyncIterator[bytes]:
+                yield await one(body, context)
+
+            async def both(
+                bodies: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
+            ) -> AsyncIterator[bytes]:
+                async for body in bodies:
+                    yield await one(body, context)
+
+            match str(details.method).rpartition("/")[2]:
+                case "one":
+                    return grpc.unary_unary_rpc_method_handler(one)  # type: ignore[arg-type]
+                case "many":
+                    return grpc.unary_stream_rpc_method_handler(many)  # type: ignore[arg-type]
+                case _:
+                    return grpc.stream_stream_rpc_method_handler(both)  # type: ignore[arg-type]
+
+    guard = ProofGuard(SECRET)
+    server = RpcServer(ServerConfig(), (), (guard,))
+    guard.serve(server.grpc_server)
+    server.grpc_server.add_generic_rpc_handlers((Ear(),))
+    async with proving(open_channel, SECRET)(f"127.0.0.1:{await server.start()}", None) as channel:
+        await channel.unary_unary("/diptych.v1.X/one")(b"a", metadata=(("traceparent", "1"),))
+        async for _ in channel.unary_stream("/diptych.v1.X/many")(
+            b"a", metadata=grpc.aio.Metadata(("traceparent", "2"))
+        ):
+            pass
+        async for _ in channel.stream_stream("/diptych.v1.X/both")(iter([b"a"]), metadata=[("traceparent", "3")]):
+            pass
+        await channel.unary_unary("/diptych.v1.X/one")(b"a")
+    assert [value for key, value in heard if key == "traceparent"] == ["1", "2", "3"]
+    await server.stop(0)
+
+
 async def test_without_a_secret_the_channel_is_as_it_was() -> None:
     assert proving(open_channel, None) is open_channel
 
