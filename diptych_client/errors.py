@@ -4,7 +4,7 @@
     ├── InvalidArgument      a field is wrong: `violations` say which and why
     ├── NotFound             no such model
     ├── Unauthenticated      no API key, or one that is not known
-    ├── PermissionDenied     a key that may not do this
+    ├── PermissionDenied     something before the router does not let us in
     ├── Overloaded           come back after `retry_after_s`
     ├── MessageTooLarge      a message is larger than one side takes: coming back does not help
     ├── Unavailable          no worker, or no router
@@ -77,7 +77,7 @@ class Unauthenticated(RpcFailed):
 
 
 class PermissionDenied(RpcFailed):
-    """PERMISSION_DENIED."""
+    """PERMISSION_DENIED: of something before the router; its keys differ in limits alone."""
 
 
 class Overloaded(RpcFailed):

@@ -33,8 +33,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A known worker, and when (on the router's clock) it last said so; believed for `ttl_s`, if its lease says another time
-    than the router's configuration.
+    """A known worker, and when it last said so, in the table's time, which goes on no further than the router itself
+    (`router.workers.awake`); believed for `ttl_s`, if its lease says another time than the router's configuration.
     """
 
     info: WorkerInfo
