@@ -4,7 +4,6 @@
     ├── InvalidRequest                INVALID_ARGUMENT      no      names field, value and limit
     ├── ModelNotFound                 NOT_FOUND             no
     ├── Unauthenticated               UNAUTHENTICATED       no      never says what was presented
-    ├── PermissionDenied              PERMISSION_DENIED     no      known, but not for this
     ├── Overloaded                    RESOURCE_EXHAUSTED    later
     │   └── RateLimited               RESOURCE_EXHAUSTED    later   its caller's own limit, not ours
     ├── Unavailable                   UNAVAILABLE           yes
@@ -30,7 +29,7 @@ Does not know gRPC or HTTP: `rpc.errors` and `router` translate.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from types import MappingProxyType
 from typing import ClassVar
@@ -115,12 +114,6 @@ class Unauthenticated(DiptychError):
     """The caller did not prove who it is. The message never has what it presented."""
 
     code = ErrorCode.UNAUTHENTICATED
-
-
-class PermissionDenied(DiptychError):
-    """The caller is known and may not do this."""
-
-    code = ErrorCode.PERMISSION_DENIED
 
 
 class Overloaded(DiptychError):
@@ -277,6 +270,41 @@ def counted(number: int, what: str) -> str:
 
 
 def shown(value: object) -> str:
-    """What somebody sent, for a message: readable, on one line, and no longer than a message may be."""
-    text = repr(value)
+    """What somebody sent, for a message: readable, on one line, and no longer than a message may be, however large it is.
+
+    In the words of JSON, which every client knows: true, null; what is not there at all is nothing.
+    """
+    text = "nothing" if value is None else _spelled(value, _SHOWN_CHARS)
     return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
+
+
+def _spelled(value: object, room: int) -> str:
+    """At least the first `room` characters of it, and not much more."""
+    if room < 0:  # so deep in others that nobody sees it
+        return "..."
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case str() | bytes() if type(value) in (str, bytes):  # others may have another way to be said
+            return repr(value[: room + 1])
+        case int() if value.bit_length() > 4 * _SHOWN_CHARS:  # Python refuses to spell thousands of digits
+            return f"a number of {value.bit_length()} bits"
+        case list() | tuple():
+            return f"[{_listed((_spelled(one, room - 1) for one in value), room)}]"
+        case dict():
+            pairs = (f"{_spelled(name, room - 1)}: {_spelled(one, room - 1)}" for name, one in value.items())
+            return f"{{{_listed(pairs, room)}}}"
+        case _:
+            return repr(value)
+
+
+def _listed(parts: Iterable[str], room: int) -> str:
+    taken: list[str] = []
+    for part in parts:
+        taken.append(part)
+        room -= len(part) + 2
+        if room < 0:
+            break
+    return ", ".join(taken)

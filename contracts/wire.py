@@ -13,7 +13,7 @@ from typing import overload
 from contracts.errors import DiptychError, Draining, ErrorCode, InternalError, InvalidRequest
 from contracts.pb.diptych.v1 import types_pb2 as pb
 from contracts.request import ErrorInfo, FinishReason, GenerationRequest, TokenDelta, TokenLogprob
-from contracts.sampling import SamplingParams
+from contracts.sampling import MAX_LOGIT_BIAS, SamplingParams
 from observability.stages import HandoffStats, StageTimes
 
 _FINISH_TO_PB = {
@@ -48,11 +48,15 @@ def sampling_to_pb(sampling: SamplingParams) -> pb.SamplingParams:
 
 
 def sampling_from_pb(message: pb.SamplingParams, defaults: SamplingParams, seed: int | None = None) -> SamplingParams:
-    """Fields that are absent are taken from `defaults`, and the seed is `seed` where that is given."""
+    """Fields that are absent are taken from `defaults`, and the seed is `seed` where that is given. Raises InvalidRequest for more
+    biases than are ever taken: the rest is `SamplingParams.validate`'s.
+    """
 
     def present(field: str) -> bool:
         return message.HasField(field)  # type: ignore[arg-type]
 
+    if len(message.logit_bias) > MAX_LOGIT_BIAS:  # before they are sorted
+        raise InvalidRequest("sampling.logit_bias", len(message.logit_bias), f"at most {MAX_LOGIT_BIAS} entries")
     return SamplingParams(
         temperature=message.temperature if present("temperature") else defaults.temperature,
         top_k=message.top_k if present("top_k") else defaults.top_k,

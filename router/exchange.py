@@ -57,7 +57,8 @@ class Ask:
     answers that it has alone; else all answers have seeds of their own. `truncate_prompt` keeps only a prompt's last tokens,
     -1 those that leave room for the answer. `marks` are special tokens that count as text.
     With `fill_context`, sampling.max_tokens is not the client's: it is set to what the context leaves, at most
-    `fill_at_most`. With `prompt_only` the answer is empty: the one token that ends computing the prompt is not given.
+    `fill_at_most`. `each_says_prompt`: the prompt, or what is asked of it, comes with each answer; `gathered`: no piece is sent
+    before all are there. With `prompt_only` the answer is empty: the one token that ends computing the prompt is not given.
     `session` is whatever the client calls the conversation that this belongs to, for policies that keep it in one place.
     `model` empty takes the only one. `route` None lets the router choose. `include_stop` keeps a stop
     string in the text. Lower `priority` runs first. `caller` is whoever's key came with it. `arrived` is when its first byte came,
@@ -75,6 +76,8 @@ class Ask:
     fill_context: bool = False
     fill_at_most: int | None = None
     prompt_only: bool = False
+    each_says_prompt: bool = False
+    gathered: bool = False
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True

@@ -9,6 +9,7 @@ proto's fields. Does not know templates.
 from __future__ import annotations
 
 import re
+from collections.abc import Sized
 
 from pydantic import JsonValue
 from pydantic_core import from_json
@@ -17,7 +18,7 @@ from contracts.errors import InvalidRequest
 from contracts.pb.diptych.v1 import inference_pb2 as pb
 from router.exchange import ChatPrompt
 from router.openai.chat import ChatRules
-from router.openai.messages import CalledFunction, ChatMessage, ToolCall
+from router.openai.messages import MAX_MESSAGES, MAX_TOOLS, CalledFunction, ChatMessage, ToolCall
 from router.openai.schema import TokenizeBody, checked
 
 CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -35,6 +36,10 @@ def chat_prompt(chat: pb.Chat, rules: ChatRules, add_special_tokens: bool | None
     """Raises InvalidRequest naming the field of the message that is wrong."""
     if not chat.messages:
         raise InvalidRequest("chat.messages", 0, "must have at least 1 message")
+    _bound(
+        "chat.messages", chat.messages, MAX_MESSAGES
+    )  # these are looked at one by one: not before they are few enough
+    _bound("chat.tools_json", chat.tools_json, MAX_TOOLS)
     tools: list[JsonValue] = [_json(f"chat.tools_json[{i}]", text) for i, text in enumerate(chat.tools_json)]
     fields = {
         "messages": [_message(index, turn) for index, turn in enumerate(chat.messages)],
@@ -56,6 +61,7 @@ def _message(index: int, turn: pb.ChatMessage) -> ChatMessage:
     """The turn; what proto3 cannot leave out is left out where it is empty."""
     if turn.role not in CHAT_ROLES:
         raise InvalidRequest(f"chat.messages[{index}].role", turn.role, f"must be one of {', '.join(CHAT_ROLES)}")
+    _bound(f"chat.messages[{index}].tool_calls", turn.tool_calls, MAX_TOOLS)
     calls = [
         ToolCall(id=call.id or None, function=CalledFunction(name=call.name, arguments=call.arguments_json))
         for call in turn.tool_calls
@@ -69,6 +75,11 @@ def _message(index: int, turn: pb.ChatMessage) -> ChatMessage:
             "tool_call_id": turn.tool_call_id or None,
         }
     )
+
+
+def _bound(field: str, given: Sized, most: int) -> None:
+    if len(given) > most:
+        raise InvalidRequest(field, len(given), f"must have at most {most} entries")
 
 
 def _variables(text: str) -> dict[str, JsonValue] | None:

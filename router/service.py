@@ -24,10 +24,12 @@ from observability.log import get_logger
 from observability.metrics import RouterMetrics
 from observability.stages import Spent
 from router.admission.gate import Entry, Gate
+from router.admission.rate_limits import prompt_tokens
 from router.caller import Caller
 from router.choosing import fit
 from router.exchange import Ask, Piece, Prompt
 from router.prompt_log import Listener, unheard
+from router.reply_size import fitted
 from router.serving.account import Account
 from router.serving.answers import Answers, Making
 from router.serving.flow import Flow
@@ -43,6 +45,7 @@ log = get_logger(__name__)
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_REQUEST_ID_CHARS = 128
+_MANY_TOKENS = 4096  # to read so many is work that counts, also when nothing comes of it
 
 
 class Inference:
@@ -89,7 +92,10 @@ class Inference:
             deadline = times.arrived + (timeout_s if ask.timeout_s is None else min(timeout_s, ask.timeout_s))
             async with self._gate.enter(ask, deadline) as entry:
                 times.admitted = self._clock.now()
+                entry.was_read = prompt_tokens(ask) > _MANY_TOKENS
                 jobs = await self._tokenise(ask, deadline)
+                jobs = fitted(ask, jobs, self.card.tokenizer)
+                entry.was_read = False
                 times.tokenised = self._clock.now()
                 answers = account.answers = Answers(ask, jobs, times, self._making)
                 if trace is not None:
@@ -111,12 +117,12 @@ class Inference:
         finally:
             now = self._clock.now()
             sample = account.write(now, self._metrics, log)
+            if tell is not None:
+                tell(sample.spent)
             if trace is not None:
                 trace.end(now, sample, account)
 
     @asynccontextmanager
-            if tell is not None:
-                tell(sample.spent)
     async def reading(self, caller: Caller, tokens: float, timeout_s: float) -> AsyncIterator[Entry]:
         """Be inside, for at most so long, to turn about so many tokens from text or into it; say how many it took. Raises
         RateLimited, Overloaded and DeadlineExceeded.
@@ -164,7 +170,7 @@ class Inference:
             sampling = replace(sampling, max_tokens=least)
         sampling.validate(self.card.vocab_size)
 
-    async def _tokenise(self, ask: Ask, deadline: float) -> list[Job]:
+    async def _tokenise(self, ask: Ask, deadline: float) -> Sequence[Job]:
         """Raises DeadlineExceeded as well: prompts before this one may be long, or a template have its bounds to run into."""
         if all(map(self.prompter.reads_at_once, ask.prompts)):  # nothing is waited for
             return [await self._job(ask, prompt, index, deadline) for index, prompt in enumerate(ask.prompts)]

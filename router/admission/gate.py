@@ -27,15 +27,23 @@ READERS = AdmissionConfig(max_running=2, max_waiting=256)
 
 @dataclass(slots=True)
 class Entry:
-    """A request that was let in. Say what it took before the block ends; one that is silent took nothing."""
+    """A request that was let in. Say what it took before the block ends; one that is silent took nothing, and counts as a request
+    only if `was_read`: to turn a long prompt into tokens is work, also when nothing can be done with them.
+    """
 
     quota: Quota | None
     prompt_tokens: int = 0
     answer_tokens: int = 0
+    was_read: bool = False
 
     def took(self, prompt_tokens: int, answer_tokens: int) -> None:
         """The prompt once, and all that was made of its answers."""
         self.prompt_tokens, self.answer_tokens = prompt_tokens, answer_tokens
+
+    @property
+    def charged(self) -> float:
+        """Tokens to its caller's account."""
+        return max(float(self.prompt_tokens + self.answer_tokens), float(self.was_read))
 
 
 class Gate:
@@ -69,7 +77,7 @@ class Gate:
             try:
                 yield entry
             finally:
-                use.tokens = permit.tokens = float(entry.prompt_tokens)
+                use.tokens, permit.tokens = entry.charged, float(entry.prompt_tokens)
 
 
 class _Inside:
@@ -103,7 +111,7 @@ class _Inside:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         entry = self._entry
-        self._use.tokens = self._permit.tokens = float(entry.prompt_tokens + entry.answer_tokens)
+        self._use.tokens, self._permit.tokens = entry.charged, float(entry.prompt_tokens + entry.answer_tokens)
         if entry.answer_tokens:
             self._estimator.ended(entry.answer_tokens / self._ask.num_answers)
         try:

@@ -100,9 +100,9 @@ class HttpFront:
         ask = completion_ask(body, self._service.card, self._envelope(request, body, request_id))
         echo = _echo(ask) if body.echo else None
         frame = self._frame(body, f"cmpl-{ask.request_id}", body.logprobs is not None, echo, ask.n)
-        return self._answer(ask, CompletionFormat(frame), body)
+        return self._answer(ask, CompletionFormat(frame), body, _completion_names(body))
 
-    def _answer(self, ask: Ask, form: Format, body: CommonBody, names: Mapping[str, str] | None = None) -> Response:
+    def _answer(self, ask: Ask, form: Format, body: CommonBody, names: Mapping[str, str]) -> Response:
         pieces = self._service.answer(ask, self._limits.request_timeout_s)
         return AnswerResponse(pieces, form, body.stream is True, ask.request_id, names, self._aside)
 
@@ -198,6 +198,12 @@ class HttpFront:
     async def _show_metrics(self, request: Incoming, request_id: str) -> Response:
         del request, request_id
         return Response(self._metrics.render(), media_type="text/plain; version=0.0.4")
+
+
+def _completion_names(body: CompletionBody) -> Mapping[str, str]:
+    """The same of a completion: with echo, log-probabilities are the prompt's too."""
+    of_answers = body.echo and body.logprobs is not None and body.prompt_logprobs is None
+    return {"prompt_logprobs": "logprobs"} if of_answers else {}
 
 
 def _chat_names(body: ChatBody) -> Mapping[str, str]:

@@ -7,6 +7,7 @@ a request under its caller's limits. Does not know workers.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 
 from starlette.responses import Response
@@ -18,7 +19,7 @@ from router.http.body import FrontLimits, read_body
 from router.http.incoming import Incoming
 from router.key_door import caller_of
 from router.openai.chat import ChatRules
-from router.openai.json import Json, render
+from router.openai.json import Json, joined, render
 from router.openai.logprobs import spelled
 from router.openai.schema import DetokenizeBody, TokenizeBody, parse
 from router.service import Inference
@@ -41,7 +42,7 @@ class TokenizeFront:
         async with self._reading(request, length(prompt)) as entry:
             token_ids = await self._service.prompter.token_ids(prompt)
             entry.took(len(token_ids), 0)
-            spelt = list(map(spelled, await tokenizer.spell(token_ids))) if body.return_token_strs else None
+            spelt = joined(await tokenizer.spell(token_ids, _strings)) if body.return_token_strs else None
         answer: dict[str, Json] = {
             "count": len(token_ids),
             "max_model_len": self._service.max_model_len(),
@@ -65,6 +66,11 @@ class TokenizeFront:
     def _reading(self, request: Incoming, num_tokens: float) -> AbstractAsyncContextManager[Entry]:
         timeout_s = min(self._limits.request_timeout_s, wanted_timeout_s(request.headers) or math.inf)
         return self._service.reading(caller_of(request.scope), max(1.0, num_tokens), timeout_s)
+
+
+def _strings(tokens: Sequence[bytes]) -> bytes:
+    """A list of them in JSON."""
+    return render([spelled(token) for token in tokens])
 
 
 def _answer(said: dict[str, Json], entry: Entry) -> Response:

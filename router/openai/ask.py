@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from contracts.errors import InvalidRequest
-from contracts.sampling import MAX_SEED, SamplingParams
+from contracts.sampling import MAX_LOGIT_BIAS, MAX_SEED, SamplingParams
 from router.caller import ANYBODY, Caller
 from router.choosing.route import Route
 from router.exchange import Ask, Prompt, TextPrompt, TokenPrompt
@@ -39,11 +39,12 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """How long an answer may be, as an Ask has it. `max_tokens` None is nobody's wish."""
+    """How long an answer may be, and what comes before it, as an Ask has it. `max_tokens` None is nobody's wish."""
 
     max_tokens: int | None
     fill_at_most: int | None = None
     prompt_only: bool = False
+    each_says_prompt: bool = False
 
 
 def completion_ask(body: CompletionBody, card: ModelCard, envelope: Envelope) -> Ask:
@@ -59,7 +60,8 @@ def completion_ask(body: CompletionBody, card: ModelCard, envelope: Envelope) ->
     prompt_only = body.echo is True and body.max_tokens == 0
     if prompt_only and body.min_tokens:
         raise InvalidRequest("min_tokens", body.min_tokens, "must be 0 with max_tokens: 0")
-    length = Length(1 if prompt_only else body.max_tokens, _COMPLETION_DEFAULT_MAX_TOKENS, prompt_only)
+    says_prompt = body.echo is True or of_prompt is not None or body.return_token_ids is True
+    length = Length(1 if prompt_only else body.max_tokens, _COMPLETION_DEFAULT_MAX_TOKENS, prompt_only, says_prompt)
     logprobs = None if prompt_only else body.logprobs
     sampling = sampling_of(body, card, max_tokens=length.max_tokens, logprobs=logprobs, prompt_logprobs=of_prompt)
     return base_ask(body, _completion_prompts(body), sampling, envelope, length)
@@ -88,6 +90,8 @@ def base_ask(
         fill_context=length.max_tokens is None,
         fill_at_most=length.fill_at_most,
         prompt_only=length.prompt_only,
+        each_says_prompt=length.each_says_prompt,
+        gathered=body.stream is not True,
         stop=stop,
         include_stop=body.include_stop_str_in_output is True,
         skip_special_tokens=body.skip_special_tokens is not False,
@@ -99,11 +103,11 @@ def base_ask(
         tracestate=envelope.tracestate,
         session=envelope.session,
         caller=envelope.caller,
+        arrived=envelope.arrived,
     )
 
 
 def sampling_of(
-        arrived=envelope.arrived,
     body: CommonBody, card: ModelCard, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
 ) -> SamplingParams:
     """The model's defaults with the fields that the body has, of which those that are named depend on the endpoint."""
@@ -140,6 +144,8 @@ def _seed(given: int) -> int:
 
 
 def _logit_bias(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    if len(given) > MAX_LOGIT_BIAS:  # before each is looked at
+        raise InvalidRequest("logit_bias", len(given), f"at most {MAX_LOGIT_BIAS} entries")
     for key in given:
         if not _TOKEN_ID.fullmatch(key):
             raise InvalidRequest("logit_bias", key, "keys must be token ids, each spelled in one way")

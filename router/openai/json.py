@@ -21,6 +21,11 @@ def listed(rendered: Sequence[bytes]) -> msgspec.Raw:
     return msgspec.Raw(b"[" + b",".join(rendered) + b"]")
 
 
+def joined(lists: Sequence[bytes]) -> msgspec.Raw:
+    """One list of the entries of several that are rendered already, none of them empty."""
+    return msgspec.Raw(b"[" + b",".join(one[1:-1] for one in lists) + b"]")
+
+
 def error_body(message: str, kind: str, param: str | None, code: str | int | None) -> bytes:
     """OpenAI's error object."""
     return render({"error": {"message": message, "type": kind, "param": param, "code": code}})

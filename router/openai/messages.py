@@ -8,12 +8,14 @@ templates or how a model writes calls.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from contextlib import suppress
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
 from pydantic_core import PydanticCustomError, from_json
 
 from contracts.errors import InvalidRequest, counted
@@ -21,6 +23,8 @@ from router.text.chat_template import JsonValue as TemplateValue
 from router.text.chat_template import Message
 
 MAX_TOOLS = 128
+# More than any context holds, each being a token or more; and a tenth of a second's work for all who wait meanwhile.
+MAX_MESSAGES = 2**14
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _TOOL_FIELDS = frozenset({"type", "function"})
 _FUNCTION_FIELDS = frozenset({"name", "description", "parameters", "strict"})
@@ -31,6 +35,9 @@ _MAY_HOLD = (float, list, dict)
 
 def not_json(given: JsonValue) -> str | None:
     """What is wrong with a value that pydantic takes for JSON: it reads NaN, Infinity and 1e999 as numbers. None: nothing."""
+    with suppress(ValueError):  # a tenth of what it takes to look at each, and nearly always enough
+        json.dumps(given, allow_nan=False)
+        return None
     todo: list[tuple[str, JsonValue]] = [("", given)]
     while todo:
         place, value = todo.pop()
@@ -51,6 +58,9 @@ def _checked(given: JsonValue) -> JsonValue:
     return given
 
 
+T = TypeVar("T")
+FIRST = Field(fail_fast=True)
+Listed = Annotated[list[T], FIRST]  # of which the first mistake is told: a million of them are a body, too
 FreeJson = Annotated[JsonValue, AfterValidator(_checked)]  # a field's value whose shape the client chooses
 
 
@@ -106,10 +116,10 @@ class ChatMessage(Strict):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[Listed[TextPart], Field(max_length=MAX_MESSAGES)] | None = None
     name: str | None = None
     refusal: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Listed[ToolCall] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_call_id: str | None = None
     # Not served; in what servers answer and clients send back they are null or empty.
     audio: JsonValue = None

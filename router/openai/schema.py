@@ -14,12 +14,26 @@ from collections.abc import Mapping
 from typing import Literal, TypeVar
 
 from pydantic import Field, JsonValue, ValidationError
+from pydantic_core import ErrorDetails
 
 from contracts.errors import InvalidRequest, shown
-from router.openai.messages import ChatMessage, FreeJson, Strict
+from router.openai.messages import MAX_MESSAGES, ChatMessage, FreeJson, Listed, Strict
 
 _Body = TypeVar("_Body", bound=Strict)
 _MAX_PATH_CHARS = 80
+_MOST_MISTAKES = 1000
+MAX_MADE = 2**17  # lists, objects and fields of all objects together
+# Each in one pass, also where nothing ends it: what cannot be read is said later.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+_MUST_BE = {
+    "string_type": "a string",
+    "int_type": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+}
 _TYPE_NAMES = re.compile(r"^(str|int|float|bool|none|list|dict|list\[.*|dict\[.*|\w+-.*|literal\[.*|[A-Z]\w*)$")
 
 # Fields of OpenAI or vLLM that are not served yet → the values that ask for nothing, beside null.
@@ -92,8 +106,8 @@ class CommonBody(Strict):
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Listed[str] | None = None
+    stop_token_ids: Listed[int] | None = None
     ignore_eos: bool | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
@@ -153,7 +167,7 @@ class CommonBody(Strict):
 class CompletionBody(CommonBody):
     """POST /v1/completions."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | Listed[int] | Listed[str] | Listed[Listed[int]]
     logprobs: int | None = None
     echo: bool | None = None
     best_of: int | None = None
@@ -164,7 +178,7 @@ class CompletionBody(CommonBody):
 class ChatBody(CommonBody):
     """POST /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Listed[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -174,7 +188,7 @@ class ChatBody(CommonBody):
     tool_choice: FreeJson = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
-    documents: list[dict[str, FreeJson]] | None = None
+    documents: Listed[dict[str, FreeJson]] | None = Field(default=None, max_length=MAX_MESSAGES)
     # Not served yet; see NOT_SERVED.
     functions: JsonValue = None
     function_call: JsonValue = None
@@ -195,7 +209,7 @@ class TokenizeBody(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = Field(default=None, min_length=1)
+    messages: Listed[ChatMessage] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
@@ -211,11 +225,12 @@ class DetokenizeBody(Strict):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Listed[int]
 
 
 def parse(kind: type[_Body], body: bytes) -> _Body:
     """The body as a typed value. Raises InvalidRequest naming the first field at fault."""
+    _check_size(body)
     try:
         parsed = kind.model_validate_json(body)
     except ValidationError as error:
@@ -238,6 +253,18 @@ def checked(kind: type[_Body], fields: Mapping[str, object]) -> _Body:
         raise _as_invalid(error) from error
 
 
+def _check_size(body: bytes) -> None:
+    """Numbers and strings are read ten times as fast as lists, objects and what they have by name: a body of 8 MB that is made of
+    those holds everybody up for seconds. Prompts may be full of brackets.
+    """
+    if _num_made(body) > MAX_MADE and (made := _num_made(_STRING.sub(b"", body))) > MAX_MADE:
+        raise InvalidRequest("body", made, f"at most {MAX_MADE} lists, objects and fields in one request")
+
+
+def _num_made(body: bytes) -> int:
+    return body.count(b"[") + body.count(b"{") + body.count(b":")
+
+
 def _check_stream(body: CommonBody) -> None:
     if body.prompt_logprobs is not None and body.stream:
         raise InvalidRequest("prompt_logprobs", body.prompt_logprobs, "is not available with stream: true")
@@ -246,23 +273,44 @@ def _check_stream(body: CommonBody) -> None:
 
 
 def _as_invalid(error: ValidationError) -> InvalidRequest:
-    first = error.errors(include_url=False, include_context=False)[0]
+    num_mistakes = error.error_count()
+    if num_mistakes > _MOST_MISTAKES:  # to name them takes seconds when they are a million
+        return InvalidRequest("body", num_mistakes, "so many fields are none of this request, or not of their types")
+    mistakes = error.errors(include_url=False)
+    first = mistakes[0]
     if first["type"] == "json_invalid":
         body = first["input"][:_MAX_PATH_CHARS].decode(errors="replace")
         return InvalidRequest("body", body, f"must be JSON in UTF-8: {first['msg']}")
-    *above, last = [*first["loc"]] or [""]
-    parts = [part for part in above if isinstance(part, int) or not _TYPE_NAMES.match(part)]
-    # A field that nobody knows may be called as a type is.
-    if isinstance(last, int) or first["type"] == "extra_forbidden" or not _TYPE_NAMES.match(last):
-        parts.append(last)
+    field = _path_of(first)
+    if field[:1] == ["prompt"]:
+        return InvalidRequest("prompt", first["input"], "must be a string, a list of token ids, or a list of either")
+    # Where a field may be one of several, the mistake that is deepest in it is of the one that was meant.
+    of_field = [(_path_of(mistake), mistake) for mistake in mistakes if _path_of(mistake)[: len(field)] == field]
+    parts, meant = max(of_field, key=lambda one: len(one[0]))
     path = ".".join(str(part) for part in parts)
     if len(path) > _MAX_PATH_CHARS or not path.isprintable():  # the client's own word for a field
         path = shown(path)
-    if first["type"] == "extra_forbidden":
-        return InvalidRequest(path, first["input"], "is not a field of this request")
-    if first["type"] == "missing":
+    if meant["type"] == "extra_forbidden":
+        return InvalidRequest(path, meant["input"], "is not a field of this request")
+    if meant["type"] == "missing":
         return InvalidRequest(path or "body", None, "is required")
-    message = first["msg"][:1].lower() + first["msg"][1:]
-    if path == "prompt" or path.startswith("prompt."):
-        return InvalidRequest("prompt", first["input"], "must be a string, a list of token ids, or a list of either")
-    return InvalidRequest(path or "body", first["input"], message)
+    said = dict.fromkeys(_said(mistake) for other, mistake in of_field if other == parts)
+    return InvalidRequest(path or "body", meant["input"], " or ".join(said).replace(" or must be ", " or "))
+
+
+def _path_of(mistake: ErrorDetails) -> list[int | str]:
+    *above, last = [*mistake["loc"]] or [""]
+    parts = [part for part in above if isinstance(part, int) or not _TYPE_NAMES.match(part)]
+    # A field that nobody knows may be called as a type is.
+    if isinstance(last, int) or mistake["type"] == "extra_forbidden" or not _TYPE_NAMES.match(last):
+        parts.append(last)
+    return parts
+
+
+def _said(mistake: ErrorDetails) -> str:
+    """What a value must be."""
+    kind, said, context = mistake["type"], mistake["msg"], mistake.get("ctx", {})
+    if kind in ("too_short", "too_long"):
+        least, most = context.get("min_length"), context.get("max_length")
+        return f"must have at least {least}" if most is None else f"must have at most {most} entries"
+    return f"must be {_MUST_BE[kind]}" if kind in _MUST_BE else re.sub(r"^[Ii]nput should be", "must be", said)

@@ -6,15 +6,18 @@ used. A text that begins with the BOS token does not get a second one. Does not 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from tokenizers import Tokenizer as HFTokenizer
 
-from router.text.background import Background
+from router.text.background import Background, give_way
 from router.text.detokenizer import ByteLevelStream, ByteVocabulary, TextStream, WindowStream
 
+T = TypeVar("T")
 _THREAD_ABOVE = 4096  # characters, about 2 ms
+_SPELT_AT_ONCE = 512  # tokens
 
 
 class Tokenizer:
@@ -42,11 +45,17 @@ class Tokenizer:
             return await self._background.run(partial(self.decode, token_ids, skip_special_tokens))
         return self.decode(token_ids, skip_special_tokens)
 
-    async def spell(self, token_ids: Sequence[int]) -> list[bytes]:
-        """`token_bytes` of each, out of everybody's way where there are many."""
-        if len(token_ids) > _THREAD_ABOVE:
-            return await self._background.run(lambda: list(map(self.token_bytes, token_ids)))
-        return list(map(self.token_bytes, token_ids))
+    async def spell(self, token_ids: Sequence[int], say: Callable[[Sequence[bytes]], T]) -> list[T]:
+        """What `say` makes of `token_bytes`, some hundred at a time; out of everybody's way where there are many."""
+
+        def spelt() -> list[T]:
+            made = []
+            for begin in range(0, len(token_ids), _SPELT_AT_ONCE):
+                made.append(say([self.token_bytes(token_id) for token_id in token_ids[begin : begin + _SPELT_AT_ONCE]]))
+                give_way()
+            return made
+
+        return await self._background.run(spelt) if len(token_ids) > _THREAD_ABOVE else spelt()
 
     def text_stream(self, skip_special_tokens: bool, marks: Sequence[str] = ()) -> TextStream:
         """A new incremental detokenizer for one answer. `marks` are special tokens that are text all the same."""

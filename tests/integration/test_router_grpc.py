@@ -79,6 +79,7 @@ async def test_stop_strings_and_the_default_length(served, stub):
     assert served.cluster.workers[0].seen[-1].sampling.max_tokens == 1024 - len(PROMPT)
 
 
+TURN = pb.ChatMessage(role="user", content="x")
 BAD = [
     (pb.GenerateRequest(), "input"),
     (request(token_ids=pb.TokenIds()), "token_ids"),
@@ -95,6 +96,16 @@ BAD = [
     (request(n=129), "n"),
     (pb.GenerateRequest(chat=pb.Chat()), "chat.messages"),
     (pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(role="king")])), "chat.messages[0].role"),
+    # Each of these would be looked at one by one, on the loop on which all wait.
+    (pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(role="king")] * 16385)), "chat.messages"),
+    (pb.GenerateRequest(chat=pb.Chat(messages=[TURN], tools_json=["{"] * 129)), "chat.tools_json"),
+    (
+        pb.GenerateRequest(
+            chat=pb.Chat(messages=[TURN, pb.ChatMessage(tool_calls=[pb.ToolCall()] * 129, role="tool")])
+        ),
+        "chat.messages[1].tool_calls",
+    ),
+    (request(sampling=types_pb2.SamplingParams(logit_bias=dict.fromkeys(range(1025), 1.0))), "sampling.logit_bias"),
 ]
 
 

@@ -199,7 +199,7 @@ BAD = [
     ({"logit_bias": {"5": 101}}, 400, "logit_bias"),
     ({"stop": [""]}, 400, "stop"),
     ({"stop": ["x"] * 17}, 400, "stop"),
-    ({"stop": [1]}, 400, "stop"),
+    ({"stop": [1]}, 400, "stop.0"),
     ({"stop_token_ids": [5000]}, 400, "stop_token_ids"),
     ({"seed": 2**63}, 400, "seed"),
     ({"seed": 2**70}, 400, "seed"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from contracts.errors import InvalidRequest
 from contracts.sampling import MAX_SEED
@@ -172,3 +173,110 @@ def test_the_sampling_that_was_asked_for():
     assert (sampling.logprobs, sampling.prompt_logprobs) == (3, 0)
     assert (asked.stop, asked.skip_special_tokens, asked.include_stop, asked.priority) == (("x",), False, True, -2)
     assert not asked.fill_context
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "said"),
+    [
+        ("chat", {"messages": [{"content": "x"}]}, "messages.0.role: got nothing, is required"),
+        ("chat", {"messages": [None]}, "messages.0: got nothing, must be an object"),
+        (
+            "chat",
+            {"messages": [{"role": "user", "content": 5}]},
+            "messages.0.content: got 5, must be a string or a list",
+        ),
+        (
+            "chat",
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages.0.content.0.type: got 'image_url', must be 'text'",
+        ),
+        ("completion", {**GOOD["completion"], "n": True}, "n: got true, must be an integer"),
+        ("completion", {**GOOD["completion"], "stop": ["a", 1]}, "stop.1: got 1, must be a string"),
+        ("completion", {**GOOD["completion"], "stop": {}}, "stop: got {}, must be a string or a list"),
+        (
+            "completion",
+            {**GOOD["completion"], "store": {"a": [None, True]}},
+            "store: got {'a': [null, true]}, is not served",
+        ),
+        (
+            "completion",
+            {**GOOD["completion"], "seed": 10**4000},
+            "seed: got a number of 13288 bits, must be an integer",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_of_the_very_place_in_the_words_of_json(kind, body, said):
+    with pytest.raises(InvalidRequest) as caught:
+        ask(kind, body)
+    assert caught.value.message.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "field", "most"),
+    [
+        ("chat", {"messages": GOOD["chat"]["messages"] * 16385}, "messages", 16384),
+        (
+            "chat",
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 16385}]},
+            "messages.0.content",
+            16384,
+        ),
+        ("chat", {**GOOD["chat"], "documents": [{}] * 16385}, "documents", 16384),
+        ("completion", {**GOOD["completion"], "logit_bias": {f"a{i}": 1 for i in range(1025)}}, "logit_bias", 1024),
+    ],
+)
+def test_lists_are_no_longer_than_any_model_could_read(kind, body, field, most):
+    """A body of 8 MB that was 260,000 messages took seconds to be turned into a conversation, while all streams waited."""
+    with pytest.raises(InvalidRequest, match=f"at most {most} entries") as caught:
+        ask(kind, body)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("completion", b'{"prompt": [' + b"[1]," * 2**17 + b"[1]]}"),
+        ("completion", b'{"prompt": "x", "metadata": {' + b'"a":"",' * 2**17 + b'"b": ""}}'),
+        ("chat", b'{"messages": [{"role": "user", "content": "x"}], "tools": [' + b"{}," * 2**17 + b"{}]}"),
+        ("chat", b'{"messages": [], "chat_template_kwargs": {"a": "\\"", "b": [' + b"[]," * 2**17 + b"[]]}}"),
+        ("chat", b'{"messages": [], "chat_template_kwargs": ' + b"[" * 2**18 + b"}"),
+    ],
+)
+def test_a_body_is_not_made_of_a_million_things(kind, body):
+    """It took five seconds to read one of 5 MB, in which nobody else was served."""
+    with pytest.raises(InvalidRequest, match=f"at most {2**17} lists, objects and fields in one") as caught:
+        ask(kind, body)
+    assert caught.value.field == "body"
+
+
+@pytest.mark.parametrize("text", ["[{:" * 2**17, '\\"[{:' * 2**16, "\n[[:" * 2**16])
+def test_a_prompt_may_have_as_many_brackets_as_it_likes(text):
+    (prompt,) = ask("completion", {"prompt": text}).prompts
+    assert prompt.text == text
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"prompt": "' + b'\\"[{:' * 2**17, b'"' * 2**18 + b"[" * 2**18, b"[" * 2**17 + b'"\\']
+)
+def test_what_never_ends_is_no_json_and_is_found_so_at_once(body):
+    with pytest.raises(InvalidRequest) as caught:
+        ask("completion", body)
+    assert caught.value.field == "body"
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "field"),
+    [
+        ("completion", b'{"prompt": [' + b"1," * 100_000 + b"1.5]}", "prompt"),
+        ("completion", b'{"prompt": "x", "stop_token_ids": [' + b'"1",' * 100_000 + b"1]}", "stop_token_ids.0"),
+        ("completion", b'{"prompt": "x"' + b"".join(b',"a%d":1' % i for i in range(100_000)) + b"}", "body"),
+        ("chat", b'{"messages": [' + b'{"role": "u"},' * 10_000 + b"1]}", "messages.0.role"),
+    ],
+)
+def test_thousands_of_mistakes_cost_no_more_than_one(kind, body, field):
+    """A body of 2 MB, one number of it wrong, held the event loop for seven seconds, each mistake being made an object of."""
+    with pytest.raises(InvalidRequest) as caught:
+        ask(kind, body)
+    assert caught.value.field == field
+    assert isinstance(caught.value.__cause__, ValidationError)
+    assert caught.value.__cause__.error_count() < 10 or field == "body"
