@@ -19,6 +19,7 @@ from cli.config import ClusterConfig, RestartPolicy, WorkerOptions
 from cli.process import ProcessStatus
 from engine.models.store import model_name
 from router.config import DisaggregationConfig, DisaggregationMode
+from rpc.announce import UNHEARD
 
 
 class _Listener:
@@ -31,8 +32,9 @@ class _Listener:
         """See ProcessListener; what matters is found out by who waits."""
 
     def line(self, name: str, text: str) -> None:
-        """See ProcessListener."""
-        self._say(f"{name} | {text}")
+        """See ProcessListener. Workers outlive the router, which is no news."""
+        if UNHEARD not in text:
+            self._say(f"{name} | {text}")
 
 
 def starter(model_dir: Path, workers: WorkerOptions, mode: DisaggregationMode, say: Say) -> Start:

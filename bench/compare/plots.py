@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.compare.numbers import ITL_P99, QUANTITIES, Comparison, Quantity
+from bench.compare.numbers import ITL_MAX, ITL_P99, QUANTITIES, Comparison, Quantity
 from bench.progress import Say
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def draw(comparison: Comparison, folder: Path, say: Say) -> list[Path]:
         say("no plots: they need matplotlib, as `pip install diptych[plots]` brings it")
         return []
     by_key = {quantity.key: quantity for quantity in QUANTITIES}
-    drawn = (("compare-itl.png", (ITL_P99,)), ("compare-rest.png", tuple(by_key[key] for key in _REST)))
+    drawn = (("compare-itl.png", (ITL_P99, ITL_MAX)), ("compare-rest.png", tuple(by_key[key] for key in _REST)))
     folder.mkdir(parents=True, exist_ok=True)
     return [_figure(comparison, quantities, folder / name) for name, quantities in drawn]
 

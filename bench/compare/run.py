@@ -58,7 +58,8 @@ async def compare(config: CompareConfig, start: Start, say: Say) -> Comparison:
                     said = numbers(run, config.limits)
                     say(
                         f"{system.name}: {cell.label}: ITL of streams p50 {said['stream_itl_p50']:.0f} ms, "
-                        f"p99 {said['stream_itl_p99']:.0f} ms; TTFT p50 {said['ttft_p50']:.0f} ms"
+                        f"p99 {said['stream_itl_p99']:.0f} ms, longest {said['stream_itl_max']:.0f} ms; "
+                        f"TTFT p50 {said['ttft_p50']:.0f} ms"
                     )
             finally:
                 await target.close()
