@@ -20,6 +20,7 @@ from observability.process_metrics import watch_process
 from observability.router_aliases import REQUEST_BUCKETS, RouterAliases
 from observability.samples import RequestSample, WorkerSample
 from observability.series import counted, counter, gauge
+from observability.slo_metrics import Limits, SloMetrics
 from observability.stages import HandoffStats, Spent
 
 __all__ = ["RequestSample", "RouterMetrics", "WorkerSample"]
@@ -42,8 +43,13 @@ class RouterMetrics:
         self._ours = _RouterSeries(self.registry, model_name)
         self._vllm = RouterAliases(self.registry, model_name)
         self._both = _SharedSeries(self.registry, model_name)
+        self._slo: SloMetrics | None = None
         self._live = LiveCollector(model_name, workers, requests)
         self.registry.register(self._live)
+
+    def measure_by(self, limits: Limits) -> None:
+        """Say of requests whether they keep these. Called once."""
+        self._slo = SloMetrics(self.registry, limits)
 
     def watch_bad_pairs(self, count: Callable[[], int]) -> None:
         """Ask `count` at each scrape how many pairs of workers are not combined."""
@@ -86,6 +92,8 @@ class RouterMetrics:
         self._ours.observe(sample)
         self._vllm.observe(sample)
         self._both.observe(sample)
+        if self._slo is not None:
+            self._slo.observe(sample)
 
 
 class _SharedSeries:

@@ -23,6 +23,7 @@ from observability.metrics import RouterMetrics, WorkerSample
 from observability.policy_metrics import PolicyMetrics
 from observability.registry_metrics import RegistryMetrics
 from observability.resilience_metrics import ResilienceMetrics
+from observability.slo_metrics import Limits
 from router.admission.capacity import places_for
 from router.admission.gate import READERS, Gate
 from router.admission.permits import Admission
@@ -62,6 +63,7 @@ log = get_logger(__name__)
 _EXPIRY_CHECKS_PER_TTL = 4
 _HEALTH_CHECK_S = 0.5
 _LAST_SPANS_S = 2.0
+_SLO = Limits(ttft_s=1.0, itl_s=0.1)
 
 
 class RouterServer:
@@ -100,6 +102,7 @@ class RouterServer:
         self._breakers.on_open = self._resilience.breaker_opened
         metrics.watch_bad_pairs(lambda: len(chooser.bad_pairs()))
         metrics.watch_pairs(book.shares)
+        metrics.measure_by(_SLO)
         self._templates = TemplateProcesses()
         self._prompter = Prompter(card, self._templates)
         ways, cached = DecisionMetrics(metrics.registry), self.placement.prompts.cached_tokens

@@ -96,7 +96,7 @@ class Progress:
         self._budget = budget
         self._computed_on: set[WorkerRef] = set()  # prompts: the workers that may have this request's own blocks cached
         self._finds_own = False  # whether the attempt that runs may
-        self._started_at = clock.now()
+        self.began_at = clock.now()  # when choosing workers does
         self._departed_at: list[float] = []  # of each attempt
         self.heard_at: list[float] = []  # the first token and the second
         self._heard_of = 0  # the number of the attempt that made the first
@@ -141,7 +141,7 @@ class Progress:
             self._computed_on.add(computes)
         now, before = self._clock.now(), self._departed_at
         if not before:
-            self.stages = replace(self.stages, route_s=now - self._started_at)
+            self.stages = replace(self.stages, route_s=now - self.began_at)
         elif not self.heard_at:
             self.stages = replace(self.stages, retry_s=now - before[0])
         before.append(now)

@@ -5,6 +5,7 @@ from dataclasses import asdict, fields, replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from observability.metrics import RequestSample, RouterMetrics, WorkerSample
+from observability.slo_metrics import LAST, Limits
 from observability.stages import HandoffStats, StageTimes
 
 WORKER = WorkerSample("d0", "decode", "ready", 7, 2, 1, 30, 0.5)
@@ -121,3 +122,23 @@ def test_a_worker_that_has_gone_leaves_no_series():
     assert value(metrics, "vllm:kv_cache_usage_perc") == 0.5
     workers.clear()
     assert not [s for f in families(metrics) for s in f.samples if "worker_id" in s.labels]
+
+
+def test_requests_are_measured_by_what_is_promised():
+    metrics = RouterMetrics("m", list, lambda: (0, 0))
+    metrics.measure_by(Limits(ttft_s=0.6, itl_s=0.4))
+    metrics.request_finished(SAMPLE)  # a mean gap of 0.5 s
+    metrics.request_finished(replace(SAMPLE, e2e_s=1.0))
+    metrics.request_finished(replace(SAMPLE, outcome="CANCELLED", succeeded=False))
+    metrics.request_finished(replace(SAMPLE, outcome="UNAVAILABLE", succeeded=False, ttft_s=None))
+    assert value(metrics, "diptych_goodput_requests_total") == 1
+    shares = {slo: value(metrics, "diptych_slo_attainment_ratio", slo=slo) for slo in ("ttft", "itl", "e2e", "all")}
+    assert shares == {"ttft": 2 / 3, "itl": 1 / 3, "e2e": 2 / 3, "all": 1 / 3}
+
+
+def test_the_share_is_that_of_the_last_requests():
+    metrics = RouterMetrics("m", list, lambda: (0, 0))
+    metrics.measure_by(Limits(ttft_s=0.4))
+    for ttft_s in (0.5, *[0.3] * LAST):
+        metrics.request_finished(replace(SAMPLE, ttft_s=ttft_s))
+    assert value(metrics, "diptych_slo_attainment_ratio", slo="ttft") == 1.0

@@ -1,0 +1,214 @@
+"""What a running cluster says of itself is what is seen from outside: stages add up to what a client measures, in real processes
+under load, and every process exports every metric that it is said to have.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import time
+
+import grpc
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from contracts.pb.diptych.v1 import inference_pb2, inference_pb2_grpc
+from observability.names import ALL, LABELS, At, Kind
+from observability.stages import GAP_STAGES, TTFT_STAGES
+from tests.integration import measuring_client
+from tests.integration.measuring_client import MeasuringClient
+from tests.integration.test_up import until, up
+
+ROUTES = ("disaggregated", "colocated")
+ROUND = 20  # requests
+ROUNDS = 4
+UNEXPLAINED_S = 1e-4
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with up(tmp_path_factory.mktemp("measured"), "--canary-interval", "0.5") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def port(cluster):
+    return int(cluster.facts["http"].rpartition(":")[2])
+
+
+@pytest.fixture(scope="module")
+def loaded(port):
+    """Streams that follow each other, from another process."""
+    process = subprocess.Popen([sys.executable, measuring_client.__file__, str(port), "2"])
+    yield
+    assert process.poll() is None, "the load has ended"
+    process.kill()
+    process.wait()
+
+
+def said(told, stages):
+    return sum(told["stages"][f"{stage}_s"] for stage in stages)
+
+
+def near(measured_s, said_s):
+    """Within 2 ms or 2 %."""
+    return abs(measured_s - said_s) <= max(0.002, 0.02 * measured_s)
+
+
+def ask(client, route, turn):
+    prompt = [2 + (turn * 37 + i * 3) % 90 for i in range(100)]
+    return client.ask(prompt=prompt, max_tokens=6, ignore_eos=True, diptych={"stages": True, "route": route})
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.usefixtures("loaded")
+def test_stages_add_up_to_what_a_client_measures(port, route):
+    """Of a round of requests at least half: where a machine has more to do than it can, a client waits for its own turn to look at
+    the clock, and that is in no stage. So a round that fails is asked again.
+    """
+    with MeasuringClient(port) as client:
+        for number in range(ROUNDS):
+            round_of = [ask(client, route, number * ROUND + turn) for turn in range(ROUND)]
+            for one in round_of:
+                told, rest = one.told, one.told["unexplained_s"]
+                assert told["route"] == route
+                assert said(told, TTFT_STAGES) + rest["ttft"] == pytest.approx(told["ttft_s"], abs=1e-9)
+                assert said(told, GAP_STAGES) + rest["gap"] == pytest.approx(told["gap_s"], abs=1e-9)
+                assert max(map(abs, rest.values())) < UNEXPLAINED_S, told
+            good_ttft = sum(near(one.ttft_s, said(one.told, TTFT_STAGES)) for one in round_of)
+            good_gap = sum(near(one.gap_s, said(one.told, GAP_STAGES)) for one in round_of)
+            if min(good_ttft, good_gap) >= ROUND / 2:
+                break
+        else:
+            pytest.fail(f"{good_ttft} and {good_gap} of {ROUND} add up")
+    # What has no clock of its own hides nothing: where nobody is in the way, the ways are short.
+    assert min(one.told["stages"]["notify_s"] for one in round_of) < 0.01
+    assert min(abs(one.told["stages"]["relay_s"]) for one in round_of) < 0.005
+    happened = {stage for one in round_of for stage in (*TTFT_STAGES, *GAP_STAGES) if one.told["stages"][f"{stage}_s"]}
+    never = {"retry", "recover"} | ({"transfer", "commit"} if route == "colocated" else set())
+    assert happened == {*TTFT_STAGES, *GAP_STAGES} - never
+
+
+def test_an_answer_of_one_token_says_its_time_as_well(port):
+    with MeasuringClient(port) as client:
+        one = client.ask(prompt=[3, 4, 5], max_tokens=1, diptych={"stages": True, "route": "disaggregated"})
+    assert one.gap_s is one.told["gap_s"] is one.told["unexplained_s"]["gap"] is None
+    assert one.told["stages"]["emit_s"] > 0
+    assert near(one.told["ttft_s"], said(one.told, TTFT_STAGES))
+
+
+def test_grpc_says_stages_in_its_trailers(cluster):
+    with grpc.insecure_channel(cluster.facts["grpc"], options=[("grpc.enable_http_proxy", 0)]) as channel:
+        request = inference_pb2.GenerateRequest(
+            text="It is a truth universally", route=inference_pb2.ROUTE_DISAGGREGATED
+        )
+        request.sampling.max_tokens = 4
+        call = inference_pb2_grpc.InferenceStub(channel).Generate(request)
+        last = list(call)[-1]
+        trailer = json.loads(dict(call.trailing_metadata())["diptych-stages"])
+    stages = {name.removesuffix("_s"): value for name, value in trailer.items()}
+    assert sum(stages[name] for name in TTFT_STAGES) + stages["ttft_unexplained"] == pytest.approx(stages["ttft"])
+    assert sum(stages[name] for name in GAP_STAGES) + stages["gap_unexplained"] == pytest.approx(stages["gap"])
+    assert stages["transfer"] == last.stages.transfer_s > 0
+    assert (last.ttft_s, last.gap_s) == (stages["ttft"], stages["gap"])
+    assert last.gap_unexplained_s == stages["gap_unexplained"]
+
+
+def scraped(process):
+    text = httpx.get(process["metrics"], trust_env=False, timeout=20).text
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def has(process, metric):
+    return metric.at in (
+        At.ALL,
+        {"router": At.ROUTER, "prefill": At.PREFILL, "decode": At.DECODE}[process["kind"]],
+    ) or (metric.at is At.WORKERS and process["kind"] != "router")
+
+
+def total(families, name, **labels):
+    family = families[re.sub("_(total|sum|count)$", "", name)]
+    return sum(s.value for s in family.samples if s.name == name and labels.items() <= s.labels.items())
+
+
+@pytest.fixture(scope="module")
+def scrapes(cluster, port, loaded):
+    """Of every process, while it has work; each route was taken."""
+    with MeasuringClient(port) as client:
+        for route in ROUTES:
+            ask(client, route, 7)
+    time.sleep(0.5)
+    return [(process, scraped(process)) for process in cluster.facts["processes"]]
+
+
+def test_every_process_has_the_metrics_that_are_its_and_no_other(scrapes):
+    assert {process["kind"] for process, _ in scrapes} == {"router", "prefill", "decode"}
+    for process, families in scrapes:
+        wanted = {
+            m.name.removesuffix("_total") if m.kind is Kind.COUNTER else m.name: m for m in ALL if has(process, m)
+        }
+        assert set(families) == set(wanted), process["name"]
+        for name, metric in wanted.items():
+            family = families[name]
+            assert family.type == metric.kind.value
+            assert family.documentation == metric.what or name.startswith("process_")  # which have their client's words
+            seen = {tuple(s.labels.items()): s for s in family.samples}
+            labels = {label for sample in seen.values() for label in sample.labels} - {"le"}
+            assert labels in (set(), set(metric.labels)), name
+
+
+def test_every_label_has_the_values_that_it_may_have(scrapes):
+    for process, families in scrapes:
+        for family in families.values():
+            keys = [(s.name, tuple(sorted(s.labels.items()))) for s in family.samples]
+            assert len(keys) == len(set(keys)), family.name
+            for sample in family.samples:
+                for label, value in sample.labels.items():
+                    allowed = LABELS.get(label)
+                    assert label == "le" or allowed is not None, (family.name, label)
+                    assert not isinstance(allowed, tuple) or value in allowed, (
+                        process["name"],
+                        family.name,
+                        label,
+                        value,
+                    )
+                if sample.labels.get("stage"):
+                    known = {
+                        "ttft_unexplained",
+                        "ttft_overexplained",
+                        "gap_unexplained",
+                        "gap_overexplained",
+                        "relay_ahead",
+                    }
+                    assert sample.labels["stage"] in {*TTFT_STAGES, *GAP_STAGES, *known}
+
+
+def test_what_both_pools_say_of_hand_offs_is_what_the_router_was_told(cluster, scrapes):
+    """Once nothing is under way: the same hand-offs, counted in three processes, the router's own canaries among them."""
+    del scrapes
+    routes = {process["kind"]: process for process in cluster.facts["processes"]}
+
+    def settled():
+        prefill, decode = scraped(routes["prefill"]), scraped(routes["decode"])
+        sent = total(prefill, "diptych_kv_transfers_total", outcome="committed")
+        adopted = total(decode, "diptych_kv_adopted_total")
+        return (prefill, decode) if sent == adopted > 0 else None
+
+    prefill, decode = until(settled, 20, "every hand-off that was sent is adopted")
+    assert total(prefill, "diptych_kv_sent_bytes_total", connector="shm") > 0
+    assert total(prefill, "diptych_kv_transfer_gb_per_second_sum", connector="shm") > 0
+    assert total(prefill, "diptych_kv_transfer_exposed_seconds_count") > 0
+    assert total(decode, "diptych_kv_reservations_total", outcome="granted") >= total(
+        decode, "diptych_kv_adopted_total"
+    )
+    assert total(decode, "vllm:prompt_tokens_by_source_total", source="external_kv_transfer") > 0
+    assert total(decode, "vllm:generation_tokens_total", engine="decode") > total(
+        prefill, "vllm:generation_tokens_total", engine="prefill"
+    )
+    router = scraped(routes["router"])
+    assert 0 < total(router, "diptych_handoff_kv_bytes_total") <= total(prefill, "diptych_kv_sent_bytes_total")
+    assert total(router, "diptych_canary_success_ratio", pool="prefill") == 1
+    epochs = {s.labels["worker_id"]: s.value for s in router["diptych_worker_epoch"].samples}
+    for worker in (routes["prefill"], routes["decode"]):
+        assert total(scraped(worker), "diptych_epoch") == epochs[worker["name"]]
