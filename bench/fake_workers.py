@@ -1,6 +1,6 @@
 """Workers that answer at once, to measure a router by itself: one process with a prefill and a decode worker, no model.
 
-    Prefill.Run ──▶ first token, handed_off                      without computing anything
+    Prefill.Session: run ──▶ first token, handed_off, ended         without computing anything
     Decode.Session: attach, generate ──▶ one DecodeBatch per step with a token for every request that runs
 
 A step comes every `step_s` seconds, or with 0 as fast as the router takes the batch before: a batch is made when gRPC has
@@ -40,7 +40,7 @@ _OPTIONS = [
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     ("grpc.http2.max_ping_strikes", 0),
 ]
-_PrefillContext = grpc.aio.ServicerContext[AsyncIterator[prefill_pb2.PrefillCommand], prefill_pb2.PrefillEvent]
+_PrefillContext = grpc.aio.ServicerContext[AsyncIterator[prefill_pb2.PrefillCommand], prefill_pb2.PrefillBatch]
 _DecodeContext = grpc.aio.ServicerContext[AsyncIterator[decode_pb2.DecodeCommand], decode_pb2.DecodeBatch]
 
 
@@ -85,12 +85,18 @@ class _Prefill(prefill_pb2_grpc.PrefillServicer):
         self._handoffs = handoffs
         self._weights: dict[int, list[types_pb2.TokenLogprob]] = {}
 
-    async def Run(
+    async def Session(
         self, request_iterator: AsyncIterator[prefill_pb2.PrefillCommand], context: _PrefillContext
-    ) -> AsyncIterator[prefill_pb2.PrefillEvent]:
-        """Answers at once. An answer of one token ends here."""
+    ) -> AsyncIterator[prefill_pb2.PrefillBatch]:
+        """Answers each prompt at once, in one batch."""
         del context
-        run = (await anext(aiter(request_iterator))).run
+        async for command in request_iterator:
+            if command.WhichOneof("command") == "run":
+                yield prefill_pb2.PrefillBatch(prefill=self._ref, events=await self._answer(command.run))
+
+    async def _answer(self, run: prefill_pb2.PrefillRun) -> list[prefill_pb2.PrefillEvent]:
+        """An answer of one token ends here."""
+        name = run.request.request_id
         begin = len(run.request.output_token_ids)
         ends = begin + 1 >= run.request.sampling.max_tokens
         tokens = types_pb2.TokenDelta(
@@ -107,15 +113,16 @@ class _Prefill(prefill_pb2_grpc.PrefillServicer):
                 await asyncio.sleep(0)
         if run.request.sampling.HasField("logprobs"):
             tokens.logprobs.extend(self._weighed(2)[1:])
-        yield prefill_pb2.PrefillEvent(prefill=self._ref, tokens=tokens)
+        events = [prefill_pb2.PrefillEvent(request_id=name, tokens=tokens)]
+        ended = prefill_pb2.PrefillEvent(request_id=name, ended=prefill_pb2.PrefillEnded())
         if ends:
-            return
+            return [*events, ended]
         target = run.target.handoff_id
         self._handoffs.of(target).set_result(_Running(begin + 1, run.request.sampling.max_tokens))
         done = prefill_pb2.HandedOff(
             handoff_id=target, stats=types_pb2.HandoffStats(connector="local"), stages=types_pb2.StageTimes()
         )
-        yield prefill_pb2.PrefillEvent(prefill=self._ref, handed_off=done)
+        return [*events, prefill_pb2.PrefillEvent(request_id=name, handed_off=done), ended]
 
     def _weighed(self, num_tokens: int) -> list[types_pb2.TokenLogprob]:
         """Of a prompt whose every token has the same alternatives; made once for each length, for it takes its time."""

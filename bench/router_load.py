@@ -3,8 +3,9 @@
     RouterPlan ──(a process of its own: `python -m bench router-client`)──▶ RouterAnswer per request
 
 A closed loop of `concurrency` requests, or with `rate` an open one, in which requests are sent at random (exponential) times
-whether the ones before have ended or not. DIRECT asks the prefill worker itself and ends with its first token: what a router
-adds is the difference. Bytes are kept and understood when all have come. Does not know what is measured with it.
+whether the ones before have ended or not. DIRECT asks the prefill worker itself, by a call for each prompt as a user's is at the
+router, and ends with its first token: what a router adds is the difference. Bytes are kept and understood when all have come.
+Does not know what is measured with it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from bench.router_requests import PLAIN, Asked, Manner, grpc_messages, http_requ
 from contracts.pb.diptych.v1 import inference_pb2, prefill_pb2, types_pb2
 
 _GENERATE = "/diptych.v1.Inference/Generate"
-_RUN = "/diptych.v1.Prefill/Run"
+_SESSION = "/diptych.v1.Prefill/Session"
 _CONNECTIONS = 8  # that gRPC's streams share
 _DEADLINE_S = 240.0
 _EVENT = b"data: "
@@ -218,10 +219,10 @@ def _run_message(plan: RouterPlan) -> bytes:
 
 
 async def _ask_direct(connection: Http2Connection, message: bytes) -> RouterAnswer:
-    stream = connection.call(_RUN, message)
+    stream = connection.call(_SESSION, message)
     await stream.ended
-    events = [prefill_pb2.PrefillEvent.FromString(raw) for raw in stream.messages()]
-    if len(events) != 1 or not events[0].HasField("tokens"):
+    events = [event for raw in stream.messages() for event in prefill_pb2.PrefillBatch.FromString(raw).events]
+    if [event.WhichOneof("event") for event in events] != ["tokens", "ended"]:
         raise LoadFailed("the prefill worker did not answer with a token")
     return RouterAnswer(stream.sent_s, tuple(stream.arrivals_s), 1, 1)
 

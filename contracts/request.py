@@ -92,12 +92,15 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class ErrorInfo:
-    """An error as a value, for streams that carry many requests. `draining`: it is a `Draining`, which is no failure."""
+    """An error as a value, for streams that carry many requests. `draining`: it is a `Draining`, which is no failure.
+    `retry_after_s`: when to ask again where something is full; 0 where that is not said.
+    """
 
     code: ErrorCode
     message: str
     retryable: bool
     draining: bool = False
+    retry_after_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
 
-from contracts.errors import DiptychError, Draining, ErrorCode, InternalError, InvalidRequest
+from contracts.errors import DiptychError, Draining, ErrorCode, InternalError, InvalidRequest, NoRoom, Overloaded
 from contracts.pb.diptych.v1 import types_pb2 as pb
 from contracts.request import ErrorInfo, FinishReason, GenerationRequest, TokenDelta, TokenLogprob
 from contracts.sampling import MAX_LOGIT_BIAS, SamplingParams
@@ -182,12 +182,19 @@ def finish_from_pb(value: pb.FinishReason.ValueType) -> FinishReason | None:
 
 def error_info(error: DiptychError) -> ErrorInfo:
     """An exception as a value."""
-    return ErrorInfo(error.code, error.message, error.retryable, isinstance(error, Draining))
+    retry_after_s = error.retry_after_s if isinstance(error, Overloaded | NoRoom) else 0.0
+    return ErrorInfo(error.code, error.message, error.retryable, isinstance(error, Draining), retry_after_s)
 
 
 def error_info_to_pb(error: ErrorInfo) -> pb.Error:
     """For streams that carry many requests."""
-    return pb.Error(code=error.code.value, message=error.message, retryable=error.retryable, draining=error.draining)
+    return pb.Error(
+        code=error.code.value,
+        message=error.message,
+        retryable=error.retryable,
+        draining=error.draining,
+        retry_after_s=error.retry_after_s,
+    )
 
 
 def error_info_from_pb(message: pb.Error) -> ErrorInfo:
@@ -196,7 +203,8 @@ def error_info_from_pb(message: pb.Error) -> ErrorInfo:
         code = ErrorCode(message.code)
     except ValueError as unknown:
         raise InternalError(f"error.code: got {message.code!r}, not one of ours") from unknown
-    return ErrorInfo(code, message.message, message.retryable, message.draining)
+    retry_after_s = max(0.0, message.retry_after_s)  # what is no number is none
+    return ErrorInfo(code, message.message, message.retryable, message.draining, retry_after_s)
 
 
 def stages_to_pb(stages: StageTimes) -> pb.StageTimes:

@@ -6,7 +6,7 @@ Reading raises InvalidRequest that names a missing field, or InternalError for a
 from __future__ import annotations
 
 from contracts.errors import InternalError, InvalidRequest
-from contracts.pb.diptych.v1 import prefill_pb2, types_pb2
+from contracts.pb.diptych.v1 import prefill_pb2
 from contracts.prefill import FirstTokens, HandedOff, HandoffFailed, PrefillEvent, Target
 from contracts.wire import (
     delta_from_pb,
@@ -36,19 +36,19 @@ def target_from_pb(message: prefill_pb2.HandoffTarget) -> Target:
     return Target(message.handoff_id, worker_ref_from_pb(message.decode), message.address)
 
 
-def event_to_pb(event: PrefillEvent, prefill: types_pb2.WorkerRef) -> prefill_pb2.PrefillEvent:
-    """One event as a message from `prefill`."""
+def event_to_pb(event: PrefillEvent, request_id: str) -> prefill_pb2.PrefillEvent:
+    """One event of a request."""
     match event:
         case FirstTokens(delta):
-            return prefill_pb2.PrefillEvent(prefill=prefill, tokens=delta_to_pb(delta))
+            return prefill_pb2.PrefillEvent(request_id=request_id, tokens=delta_to_pb(delta))
         case HandedOff(handoff_id, stats, stages):
             done = prefill_pb2.HandedOff(
                 handoff_id=handoff_id, stats=handoff_stats_to_pb(stats), stages=stages_to_pb(stages)
             )
-            return prefill_pb2.PrefillEvent(prefill=prefill, handed_off=done)
+            return prefill_pb2.PrefillEvent(request_id=request_id, handed_off=done)
         case HandoffFailed(handoff_id, error, hold_s):
             failed = prefill_pb2.HandoffFailed(handoff_id=handoff_id, error=error_info_to_pb(error), hold_s=hold_s)
-            return prefill_pb2.PrefillEvent(prefill=prefill, handoff_failed=failed)
+            return prefill_pb2.PrefillEvent(request_id=request_id, handoff_failed=failed)
 
 
 def event_from_pb(message: prefill_pb2.PrefillEvent) -> PrefillEvent:

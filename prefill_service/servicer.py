@@ -1,31 +1,28 @@
-"""The gRPC door of a prefill worker: messages to domain values and back, nothing else.
+"""The gRPC door of a prefill worker: one session per router, commands in, one batch of events per turn out.
 
-    PrefillCommand(run) ──▶ PrefillWorker.run ──▶ PrefillEvent …       PrefillCommand(retarget) ──▶ the run's next target
-
-A command that is meant for another life of this worker is refused. Does not know engines or hand-offs.
+A command that cannot be read ends the session with INVALID_ARGUMENT, unless it names its request: then only that one fails.
+One that is meant for another life of this worker ends it with FAILED_PRECONDITION. Does not know engines or hand-offs.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing, suppress
+from contextlib import suppress
 
 import grpc
 
-from contracts import wire
-from contracts.errors import HandoffError, InvalidRequest
+from contracts.errors import DiptychError, InternalError
 from contracts.pb.diptych.v1 import prefill_pb2, prefill_pb2_grpc
-from contracts.prefill import Target
-from contracts.wire_handoff import worker_ref_from_pb, worker_ref_to_pb
-from contracts.wire_prefill import event_to_pb, target_from_pb
-from contracts.worker import WorkerRef, check_life
+from contracts.wire_handoff import worker_ref_to_pb
 from observability.log import get_logger
+from prefill_service.carried import Carried
+from prefill_service.session import PrefillSession
 from prefill_service.worker import PrefillWorker
 
 log = get_logger(__name__)
 SERVICE_NAME: str = prefill_pb2.DESCRIPTOR.services_by_name["Prefill"].full_name
-_Context = grpc.aio.ServicerContext[AsyncIterator[prefill_pb2.PrefillCommand], prefill_pb2.PrefillEvent]
+_Context = grpc.aio.ServicerContext[AsyncIterator[prefill_pb2.PrefillCommand], prefill_pb2.PrefillBatch]
 
 
 class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
@@ -34,40 +31,34 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
     def __init__(self, worker: PrefillWorker) -> None:
         self._worker = worker
 
-    async def Run(
+    async def Session(
         self, request_iterator: AsyncIterator[prefill_pb2.PrefillCommand], context: _Context
-    ) -> AsyncIterator[prefill_pb2.PrefillEvent]:
-        """See the service's definition. However the call ends, nothing of the request is left behind."""
+    ) -> AsyncIterator[prefill_pb2.PrefillBatch]:
+        """See the service's definition. When the call ends, however it does, nothing of what it carried is left behind."""
         del context
-        first = await anext(request_iterator, None)
-        if first is None or first.WhichOneof("command") != "run":
-            raise InvalidRequest("command", None if first is None else first.WhichOneof("command"), "must be run first")
-        check_life(self._worker.ref, worker_ref_from_pb(first.prefill))
-        request = wire.request_from_pb(first.run.request)
-        targets: asyncio.Queue[Target | None] = asyncio.Queue()
-        listening = asyncio.ensure_future(_listen(request_iterator, targets, self._worker.ref))
-        ours = worker_ref_to_pb(self._worker.ref)
+        session, ours = PrefillSession(), worker_ref_to_pb(self._worker.ref)
+        carried = Carried(self._worker, session)
+        listening = asyncio.ensure_future(_listen(session, carried, request_iterator))
         try:
-            async with aclosing(self._worker.run(request, target_from_pb(first.run.target), targets)) as events:
-                async for event in events:
-                    yield event_to_pb(event, ours)
+            async for events in session.batches():
+                yield prefill_pb2.PrefillBatch(prefill=ours, events=events)
         finally:
             listening.cancel()
+            await carried.close()
             with suppress(asyncio.CancelledError):
                 await listening
 
 
 async def _listen(
-    commands: AsyncIterator[prefill_pb2.PrefillCommand], targets: asyncio.Queue[Target | None], ours: WorkerRef
+    session: PrefillSession, carried: Carried, commands: AsyncIterator[prefill_pb2.PrefillCommand]
 ) -> None:
-    """Pass re-targets on until the router has no more to say, or says something else."""
+    """Obey until the router has no more to say; what it carries then goes on to its end."""
     try:
         async for command in commands:
-            if command.WhichOneof("command") != "retarget":
-                return
-            check_life(ours, worker_ref_from_pb(command.prefill))
-            targets.put_nowait(target_from_pb(command.retarget))
-    except (InvalidRequest, HandoffError) as error:  # no target for us: the run ends as if none came
-        log.warning("a target that is none", reason=error)
-    finally:
-        targets.put_nowait(None)
+            carried.obey(command)
+        carried.heard_all()
+    except DiptychError as error:
+        session.fail(error)
+    except Exception as error:  # noqa: BLE001 - a session that is not listened to must not stay open
+        log.error("commands cannot be obeyed", error)
+        session.fail(InternalError(f"{type(error).__name__} while obeying a command; see the worker's log"))

@@ -55,6 +55,8 @@ class PrefillWorker:
         # Set when runs that are still here shall go on elsewhere.
         self._enough: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._state = WorkerState.STARTING
+        # Resolves once it has drained: whoever listens to it for new runs may stop.
+        self.drained: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
     def fatal(self) -> asyncio.Future[BaseException]:
@@ -124,6 +126,8 @@ class PrefillWorker:
             log.info("sent away", runs=len(self._runs))
             self._enough.set_result(None)
             await self._idle.wait()
+        if not self.drained.done():
+            self.drained.set_result(None)
 
     async def stop(self) -> None:
         """Stop the engine; whoever still runs gets Unavailable. Connectors are the caller's to close. Idempotent."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
 
 import grpc
 
@@ -31,11 +30,12 @@ from registry.wire import check_word
 from router.admission.gate import Entry
 from router.admission.rate_limits import length
 from router.choosing.route import Route
-from router.choosing.sessions import session_in
+from router.choosing.sessions import HEADER, session_of
 from router.exchange import Ask, Piece, Prompt, TextPrompt, TokenPrompt, valid_traceparent, valid_tracestate
 from router.grpc_chat import chat_prompt
-from router.key_door import authorization
+from router.key_door import AUTHORIZATION, authorization
 from router.keys import Doorkeeper
+from router.openai.ask import Envelope
 from router.openai.chat import ChatRules
 from router.openai.json import Json, render
 from router.service import Inference
@@ -77,13 +77,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     ) -> AsyncIterator[pb.GenerateResponse]:
         """See the service's definition."""
         arrived = self._service.began(0.0)
-        caller = self._doorkeeper.caller(authorization(tuple(context.invocation_metadata() or ())))
-        traceparent = valid_traceparent(_metadata(context, "traceparent"))
-        ask = ask_from_pb(request, self._service.card, self._rules, self._new_id, traceparent)
-        tracestate = valid_tracestate(_metadata(context, "tracestate"), traceparent)
-        session = session_in(context.invocation_metadata() or ())
-        ask = replace(ask, caller=caller, timeout_s=context.time_remaining(), session=session, tracestate=tracestate)
-        ask = replace(ask, arrived=arrived)
+        ask = ask_from_pb(request, self._service.card, self._rules, self._envelope(request, context, arrived))
         spent: list[Spent] = []
         try:
             async with aclosing(self._service.answer(ask, self._timeout_s, spent.append)) as pieces:
@@ -94,6 +88,22 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         except InvalidRequest as error:
             raise error.at(_path(error.field, request)) from error
         context.set_trailing_metadata((("diptych-stages", _stages_json(*spent)),))
+
+    def _envelope(self, request: pb.GenerateRequest, context: _GenerateContext, arrived: float) -> Envelope:
+        """What comes around the message. Raises Unauthenticated."""
+        said: dict[str, str] = {}  # the first of each name
+        for key, value in context.invocation_metadata() or ():
+            said.setdefault(key, str(value))
+        traceparent = valid_traceparent(said.get("traceparent", ""))
+        return Envelope(
+            request_id=request.request_id or self._new_id(),
+            caller=self._doorkeeper.caller(said.get(AUTHORIZATION, "")),
+            timeout_s=context.time_remaining(),
+            session=session_of(said.get(HEADER)),
+            traceparent=traceparent,
+            tracestate=valid_tracestate(said.get("tracestate", ""), traceparent),
+            arrived=arrived,
+        )
 
     async def ListModels(self, request: pb.ListModelsRequest, context: _ListContext) -> pb.ListModelsResponse:
         """See the service's definition."""
@@ -164,12 +174,10 @@ class RegistryServicer(registry_pb2_grpc.RegistryServicer):
         return registry_pb2.LeaveResponse(num_others=sum(len(self._registry.ready(kind)) for kind in kinds))
 
 
-def ask_from_pb(
-    message: pb.GenerateRequest, card: ModelCard, rules: ChatRules, new_id: Callable[[], str], traceparent: str
-) -> Ask:
+def ask_from_pb(message: pb.GenerateRequest, card: ModelCard, rules: ChatRules, envelope: Envelope) -> Ask:
     """Raises InvalidRequest naming the field that is missing or not known."""
     return Ask(
-        request_id=message.request_id or new_id(),
+        request_id=envelope.request_id,
         prompt=_prompt_from_pb(message, rules),
         sampling=sampling_from_pb(message.sampling, card.defaults, card.new_seed()),
         model=message.model,
@@ -180,7 +188,12 @@ def ask_from_pb(
         skip_special_tokens=message.skip_special_tokens if message.HasField("skip_special_tokens") else True,
         priority=message.priority,
         route=_route_from_pb(message.route),
-        traceparent=traceparent,
+        timeout_s=envelope.timeout_s,
+        traceparent=envelope.traceparent,
+        tracestate=envelope.tracestate,
+        session=envelope.session,
+        caller=envelope.caller,
+        arrived=envelope.arrived,
     )
 
 
@@ -260,7 +273,3 @@ def _route_from_pb(value: pb.Route.ValueType) -> Route | None:
     if value not in _ROUTE_FROM_PB:
         raise InvalidRequest("route", value, "must be a known value of Route")
     return _ROUTE_FROM_PB[value]
-
-
-def _metadata(context: _GenerateContext, name: str) -> str:
-    return next((str(value) for key, value in context.invocation_metadata() or () if key == name), "")

@@ -8,8 +8,6 @@ Any words do. Long ones are kept as their digest, so that a hint costs nothing. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import xxhash
 
 HEADER = "x-session-id"
@@ -22,8 +20,3 @@ def session_of(*said: str | None) -> str:
     return (
         session if len(session) <= _KEPT_CHARS else xxhash.xxh3_128_hexdigest(session.encode("utf-8", "surrogatepass"))
     )
-
-
-def session_in(metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    """The session that gRPC metadata name."""
-    return session_of(next((str(value) for key, value in metadata if key == HEADER), None))

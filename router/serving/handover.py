@@ -16,7 +16,6 @@ worker acknowledges that within handoff_verdict_s: handoff_failed of the old id,
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from enum import IntEnum
 from functools import partial
@@ -137,10 +136,7 @@ class HandOver:
         )
         self._prefill_trial = claim.trial
         try:
-            self._leg.open()
             self._alarms.deadline(self._progress.time_left_s)
-            # Whoever chooses next knows of the claim. What follows is done while the call's headers travel.
-            await asyncio.sleep(0)
             self._leg.start(request, self._target)
             self._attach()
             self._progress.at[WorkerKind.PREFILL] = self._prefill.ref

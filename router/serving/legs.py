@@ -1,8 +1,8 @@
-"""The two legs of a request, as connections: a prefill call per request, and one decode session per worker.
+"""The two legs of a request, as connections: one session per worker, prefill or decode.
 
-    PrefillLeg     Run(request, target) ──▶ tokens ──▶ handed_off
+    PrefillLeg     run(request, target) ──▶ tokens ──▶ handed_off
                                                    └─▶ handoff_failed ──retarget──▶ …
-    DecodeSession  idle ──first command──▶ open ──broken──▶ idle (all that it carried is told, at once)
+    PrefillLine, DecodeSession   idle ──first command──▶ open ──broken──▶ idle (all that it carried is told, at once)
 
 Both put events into the inbox of the request they belong to, in the order in which they came; the flow reads that one
 inbox. Each is meant for one life of a worker and says so in every command; what another life answers is not believed.
@@ -12,8 +12,10 @@ Cancelling is immediate and needs no await. Does not know what the flow does abo
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import itertools
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Generic, Self, TypeVar
 
 import grpc
@@ -23,7 +25,6 @@ from contracts.errors import (
     Draining,
     InternalError,
     NotOfThisCluster,
-    RequestCancelled,
     StaleEpoch,
     Unavailable,
     WorkerLost,
@@ -31,18 +32,18 @@ from contracts.errors import (
 from contracts.pb.diptych.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, types_pb2
 from contracts.prefill import Target
 from contracts.request import GenerationRequest
-from contracts.wire import delta_from_pb, request_to_pb
+from contracts.wire import delta_from_pb, error_info_from_pb, request_to_pb
 from contracts.wire_handoff import worker_ref_from_pb, worker_ref_to_pb
 from contracts.wire_prefill import event_from_pb, target_to_pb
 from contracts.worker import WorkerInfo, check_life
 from observability.log import get_logger
 from router.serving.inbox import DecodeLost, Inbox, PrefillEnded, Turns
+from router.serving.progress import as_exception
 from rpc.channel import wait_connected
 from rpc.errors import from_rpc_error
 
 log = get_logger(__name__)
 _Command = TypeVar("_Command")
-_PrefillCall = grpc.aio.StreamStreamCall[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]
 _NEVER_HEARD = (
     StaleEpoch,
     NotOfThisCluster,
@@ -57,7 +58,8 @@ class _Commands(Generic[_Command]):
     """
 
     def __init__(self) -> None:
-        self._left: deque[_Command] = deque()
+        self._left: OrderedDict[int, _Command] = OrderedDict()
+        self._numbers = itertools.count()
         self._ended = False
         self._reader: asyncio.Future[None] | None = None
 
@@ -66,10 +68,16 @@ class _Commands(Generic[_Command]):
         """Whether all were read."""
         return not self._left
 
-    def put(self, command: _Command) -> None:
-        """Say it after all others."""
-        self._left.append(command)
+    def put(self, command: _Command) -> int:
+        """Say it after all others. Returns what it is taken back by."""
+        number = next(self._numbers)
+        self._left[number] = command
         self._wake()
+        return number
+
+    def take_back(self, number: int) -> bool:
+        """Do not say it; False when it was read already."""
+        return self._left.pop(number, None) is not None
 
     def end(self) -> None:
         """No more come."""
@@ -91,106 +99,163 @@ class _Commands(Generic[_Command]):
                 raise StopAsyncIteration from None
             finally:
                 self._reader = None
-        return self._left.popleft()
+        return self._left.popitem(last=False)[1]
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
 
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A request on a prefill session: who hears of it, and the numbers of the commands that were said of it."""
+
+    inbox: Inbox
+    said: list[int]
+
+
 class PrefillLine:
-    """The connection to one life of a prefill worker, which legs are made of. Does not own `channel`."""
+    """The one Prefill.Session stream to one life of a prefill worker. Owns its task and the table of who hears what.
+
+    A worker that reads slowly is not written to; prompts that nobody wants any more by the time at which it reads are not sent.
+    """
 
     def __init__(self, worker: WorkerInfo, channel: grpc.aio.Channel, connect_timeout_s: float) -> None:
         self.worker = worker
-        self.ref = worker_ref_to_pb(worker.ref)
         self.name = f"prefill worker {worker.ref.worker_id}"
+        self._ref = worker_ref_to_pb(worker.ref)
         self._channel = channel
         self._connect_timeout_s = connect_timeout_s
-        self._stub = prefill_pb2_grpc.PrefillStub(channel)
-
-    @property
-    def stands(self) -> bool:
-        """Whether a call may begin at once."""
-        return self._channel.get_state() is grpc.ChannelConnectivity.READY
-
-    async def connect(self) -> None:
-        """Return when it stands. Raises DiptychError when it does not within its time."""
-        if not self.stands:
-            await wait_connected(self._channel, self.worker.address, self._connect_timeout_s)
-
-    def call(self, commands: _Commands[prefill_pb2.PrefillCommand]) -> _PrefillCall:
-        """Begin a call."""
-        return self._stub.Run(commands)
+        self._carried: dict[str, _Prompt] = {}  # by request id
+        self._commands: _Commands[prefill_pb2.PrefillCommand] = _Commands()
+        self._cancel: prefill_pb2.PrefillCommand | None = None  # the last command, if it is a cancel
+        self._task: asyncio.Task[None] | None = None
+        self._closed: DiptychError | None = None
 
     def leg(self, inbox: Inbox) -> PrefillLeg:
-        """A new leg, not open."""
+        """A new leg, not started."""
         return PrefillLeg(self, inbox)
+
+    def start(self, request: GenerationRequest, target: Target, inbox: Inbox) -> None:
+        """Send a prompt; `inbox` hears of it until its end."""
+        if self._closed is not None:
+            inbox.put_nowait(PrefillEnded(Unavailable(self._closed.message)))
+            return
+        run = prefill_pb2.PrefillRun(request=request_to_pb(request), target=target_to_pb(target))
+        command = prefill_pb2.PrefillCommand(prefill=self._ref, run=run)
+        self._carried[request.request_id] = _Prompt(inbox, [self._say(command)])
+        if self._task is None:
+            self._task = asyncio.ensure_future(self._drive(self._commands))
+
+    def retarget(self, request_id: str, target: Target, inbox: Inbox) -> None:
+        """Push its KV there instead."""
+        prompt = self._carried.get(request_id)
+        if prompt is not None and prompt.inbox is inbox:
+            again = prefill_pb2.Retarget(request_id=request_id, target=target_to_pb(target))
+            prompt.said.append(self._say(prefill_pb2.PrefillCommand(prefill=self._ref, retarget=again)))
+
+    def cancel(self, request_id: str, inbox: Inbox) -> None:
+        """Stop it, unless its end has come; its inbox hears nothing more."""
+        prompt = self._carried.get(request_id)
+        if prompt is None or prompt.inbox is not inbox:
+            return
+        del self._carried[request_id]
+        if not [number for number in prompt.said if not self._commands.take_back(number)]:
+            return  # the worker has not heard of it
+        if self._cancel is None or self._commands.empty:  # else it has not left yet: many clients may leave at once
+            cancel = prefill_pb2.PrefillCommand(prefill=self._ref, cancel=prefill_pb2.CancelPrefill())
+            self._say(cancel)
+            self._cancel = cancel
+        self._cancel.cancel.request_ids.append(request_id)
+
+    def close(self, reason: str) -> None:
+        """End the session for good; what it carries, now or later, is told that the worker is lost."""
+        self._closed = WorkerLost(f"{self.name}: {reason}")
+        self._fail(self._closed)
+        if self._task is not None:
+            self._task.cancel()
+
+    def _say(self, command: prefill_pb2.PrefillCommand) -> int:
+        self._cancel = None
+        return self._commands.put(command)
+
+    async def _drive(self, commands: _Commands[prefill_pb2.PrefillCommand]) -> None:
+        call: grpc.aio.StreamStreamCall[prefill_pb2.PrefillCommand, prefill_pb2.PrefillBatch] | None = None
+        error: DiptychError = WorkerLost(f"{self.name}: the session was given up")
+        try:
+            if self._channel.get_state() is not grpc.ChannelConnectivity.READY:
+                await wait_connected(self._channel, self.worker.address, self._connect_timeout_s)
+            call = prefill_pb2_grpc.PrefillStub(self._channel).Session(commands)
+            async for batch in call:
+                check_life(self.worker.ref, worker_ref_from_pb(batch.prefill))
+                for event in batch.events:
+                    self._deliver(event)
+            error = Draining(f"{self.name}: the session ended")  # which a worker does only once it has drained
+        except grpc.aio.AioRpcError as broken:
+            told = from_rpc_error(broken, self.name)
+            if isinstance(told, _NEVER_HEARD):
+                error = Unavailable(told.message)
+            else:  # whatever ended the session, it is no fault of every request that it carries
+                error = told if isinstance(told, Unavailable | Draining) else WorkerLost(told.message)
+        except StaleEpoch as broken:
+            error = WorkerLost(broken.message)
+        except DiptychError as broken:
+            error = Unavailable(broken.message)  # it never heard of what the session carries
+        finally:
+            if call is not None:
+                call.cancel()  # before the commands end, which would tell the worker that all is well
+            commands.end()
+            self._commands, self._cancel, self._task = _Commands(), None, None
+            self._fail(error)
+
+    def _deliver(self, message: prefill_pb2.PrefillEvent) -> None:
+        prompt = self._carried.get(message.request_id)
+        if prompt is None:  # cancelled here while the news was on its way
+            return
+        try:
+            if message.WhichOneof("event") != "ended":
+                prompt.inbox.put_nowait(event_from_pb(message))
+                return
+            told = message.ended
+            error = as_exception(error_info_from_pb(told.error)) if told.HasField("error") else None
+        except DiptychError as unreadable:
+            self.cancel(message.request_id, prompt.inbox)
+            fault = InternalError(f"{self.name}: unreadable event: {unreadable.logged}")
+            prompt.inbox.put_nowait(PrefillEnded(fault))
+            return
+        del self._carried[message.request_id]
+        prompt.inbox.put_nowait(PrefillEnded(error))
+
+    def _fail(self, error: DiptychError) -> None:
+        carried, self._carried = self._carried, {}
+        if carried:
+            log.warning("prefill session lost", reason=error, carried=len(carried))
+        for prompt in carried.values():
+            prompt.inbox.put_nowait(PrefillEnded(error))
 
 
 class PrefillLeg:
-    """One Prefill.Run call. Owns its task; `cancel` ends both, at any moment, any number of times."""
+    """One request on a prefill session; `cancel` ends it, at any moment, any number of times."""
 
     def __init__(self, line: PrefillLine, inbox: Inbox) -> None:
         self._line = line
         self._inbox = inbox
-        self._commands: _Commands[prefill_pb2.PrefillCommand] = _Commands()
-        self._call: _PrefillCall | None = None
-        self._task: asyncio.Task[None] | None = None
-
-    def open(self) -> None:
-        """Send the call's headers, if the connection stands: gRPC sends nothing else before those are gone. Returns at once.
-
-        Whoever opens a leg cancels it, also if it never starts.
-        """
-        if self._line.stands:
-            self._call = self._line.call(self._commands)
+        self._request_id: str | None = None
 
     def start(self, request: GenerationRequest, target: Target) -> None:
         """Send the prompt. Returns at once; what happens comes as events."""
-        run = prefill_pb2.PrefillRun(request=request_to_pb(request), target=target_to_pb(target))
-        self._commands.put(prefill_pb2.PrefillCommand(prefill=self._line.ref, run=run))
-        self._task = asyncio.ensure_future(self._drive())
+        self._request_id = request.request_id
+        self._line.start(request, target, self._inbox)
 
     def retarget(self, target: Target) -> None:
         """Push the KV there instead, whether the hand-off before has failed or is under way."""
-        self._commands.put(prefill_pb2.PrefillCommand(prefill=self._line.ref, retarget=target_to_pb(target)))
+        if self._request_id is not None:
+            self._line.retarget(self._request_id, target, self._inbox)
 
     def cancel(self) -> None:
-        """Abort the request and its hand-off, unless the call is over. No event comes after this."""
-        if self._call is not None:  # not by the task alone: one that has not begun ends without a word
-            self._call.cancel()
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _drive(self) -> None:
-        name, worker = self._line.name, self._line.worker
-        error: DiptychError | None = WorkerLost(f"{name}: the connection was closed")
-        try:
-            if self._call is None:
-                await self._line.connect()
-                self._call = self._line.call(self._commands)
-            async for message in self._call:
-                check_life(worker.ref, worker_ref_from_pb(message.prefill))
-                self._inbox.put_nowait(event_from_pb(message))
-            error = None
-        except grpc.aio.AioRpcError as broken:
-            error = from_rpc_error(broken, name)
-            if isinstance(error, RequestCancelled):  # not by us: its server went down
-                error = WorkerLost(error.message)
-            elif isinstance(error, _NEVER_HEARD):
-                error = Unavailable(error.message)
-        except StaleEpoch as broken:
-            error = WorkerLost(broken.message)
-        except DiptychError as broken:
-            error = Unavailable(broken.message) if isinstance(broken, _NEVER_HEARD) else broken
-        finally:
-            if self._call is None and error is not None:  # it never heard of the request
-                error = Unavailable(error.message)
-            if self._call is not None:
-                self._call.cancel()  # before the commands end, which would tell the worker that all is well
-            self._commands.end()
-            self._inbox.put_nowait(PrefillEnded(error))
+        """Abort the request and its hand-off, unless it is over. No event comes after this."""
+        if self._request_id is not None:
+            self._line.cancel(self._request_id, self._inbox)
 
 
 class DecodeSession:

@@ -282,7 +282,7 @@ def as_exception(info: ErrorInfo) -> DiptychError:
                 return InvalidRequest("request", "this prompt and its parameters", info.message)
             return InvalidRequest(found["field"], _Shown(found["value"]), found["limit"])
         case ErrorCode.RESOURCE_EXHAUSTED:
-            return Overloaded(info.message)
+            return Overloaded(info.message, info.retry_after_s) if info.retry_after_s else Overloaded(info.message)
         case ErrorCode.DEADLINE_EXCEEDED:
             return DeadlineExceeded(info.message)
         case ErrorCode.CANCELLED:

@@ -153,7 +153,7 @@ class Pools:
         return None if peer is None else peer.session
 
     def prefill_leg(self, ref: WorkerRef, inbox: Inbox) -> PrefillLeg:
-        """A new, not started call to a prefill worker. Raises Unavailable when it has gone."""
+        """A new, not started request on the session to a prefill worker. Raises Unavailable when it has gone."""
         return self._peer(ref).line.leg(inbox)
 
     def connected(self, ref: WorkerRef) -> bool:
@@ -214,6 +214,7 @@ class Pools:
         self.loads.pop(ref, None)
         peer.watch.cancel()
         peer.session.close(reason)
+        peer.line.close(reason)
         closing = asyncio.ensure_future(peer.channel.close())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)

@@ -17,7 +17,7 @@ import grpc
 from grpc.aio import Metadata
 
 from rpc.channel import ChannelOpener
-from tests.faults.messages import EDGES, ids_of
+from tests.faults.messages import EDGES, apart, edge_of, ids_of
 from tests.faults.network import Network
 from tests.faults.process import Aborted, Context, Process, unavailable
 from tests.faults.wire import Crossing, Edge, Verdict
@@ -246,7 +246,6 @@ class _Stream(_Call):
     def __init__(self, channel: InProcessChannel, codec: _Codec, requests: AsyncIterator) -> None:
         super().__init__(channel, codec)
         self._requests = requests
-        self._ids: tuple[str, ...] = ()
         self._commands: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._to_server: asyncio.Queue[object | None] = asyncio.Queue()
         self._to_client: asyncio.Queue[object | None] = asyncio.Queue()
@@ -305,7 +304,7 @@ class _Stream(_Call):
 
     async def _pump(self) -> None:
         async for request in self._requests:
-            self.network.note(request, self._ids[0] if self._ids else "")
+            self.network.note(request)
             self._to_server.put_nowait(request)
         self._to_server.put_nowait(None)
 
@@ -317,17 +316,10 @@ class _Stream(_Call):
                 await self.network.clock.sleep(self.wire.latency_s())
                 self._end(message)
                 return
-            name = message.WhichOneof("event" if to_client else "command") if self._names(to_client) else ""
-            self._ids = ids_of(message) or self._ids
-            crossing = self.crossing(EDGES.get(name, Edge.DELTAS), self._ids, True, to_client)
-            verdict = await self.wire.cross(crossing, self.wire.meet(crossing))
-            if verdict in (Verdict.PASS, Verdict.PASS_THEN_BREAK):
-                self._arrive(message, to_client)
-            if verdict is Verdict.BREAK_LINK:
-                assert self.target is not None
-                self.network.cut(self.source, self.target)
-            elif verdict is not Verdict.PASS:
-                self._end(unavailable("reset by a fault"))
+            for part in apart(message):
+                await self._take(part, to_client)
+                if self._ended:
+                    return
         await self.network.clock.sleep(self.wire.latency_s())
         if to_client:
             self._events.put_nowait(None)
@@ -335,8 +327,16 @@ class _Stream(_Call):
         else:
             self._commands.put_nowait(None)
 
-    def _names(self, to_client: bool) -> bool:
-        return not (to_client and self.codec.name == "Session")
+    async def _take(self, message, to_client: bool) -> None:
+        crossing = self.crossing(edge_of(message), ids_of(message), True, to_client)
+        verdict = await self.wire.cross(crossing, self.wire.meet(crossing))
+        if verdict in (Verdict.PASS, Verdict.PASS_THEN_BREAK):
+            self._arrive(message, to_client)
+        if verdict is Verdict.BREAK_LINK:
+            assert self.target is not None
+            self.network.cut(self.source, self.target)
+        elif verdict is not Verdict.PASS:
+            self._end(unavailable("reset by a fault"))
 
     def _arrive(self, message, to_client: bool) -> None:
         if to_client:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contracts.pb.diptych.v1 import prefill_pb2
 from tests.faults.wire import Edge
 
 EDGES = {
@@ -16,10 +17,30 @@ EDGES = {
     "tokens": Edge.FIRST_TOKEN,
     "handed_off": Edge.HANDED_OFF,
     "handoff_failed": Edge.HANDOFF_FAILED,
+    "ended": Edge.ENDED,
     "attach": Edge.ATTACH,
     "generate": Edge.GENERATE,
     "cancel": Edge.CANCEL,
 }
+
+
+def apart(message) -> list:
+    """What a stream carries, each news of a prefill worker as a batch of its own: faults meet them one by one."""
+    if not isinstance(message, prefill_pb2.PrefillBatch):
+        return [message]
+    return [prefill_pb2.PrefillBatch(prefill=message.prefill, events=[event]) for event in message.events]
+
+
+def edge_of(message) -> Edge:
+    """Of what a stream carries."""
+    kind = type(message).__name__
+    match kind:
+        case "PrefillBatch":
+            return EDGES[message.events[0].WhichOneof("event")]
+        case "DecodeBatch":
+            return Edge.DELTAS
+        case _:
+            return EDGES[message.WhichOneof("command")]
 
 
 def ids_of(message) -> tuple[str, ...]:
@@ -27,8 +48,12 @@ def ids_of(message) -> tuple[str, ...]:
     kind = type(message).__name__
     match kind:
         case "PrefillCommand":
-            part = message.run.target if message.HasField("run") else message.retarget
-            return (part.handoff_id,)
+            if message.HasField("cancel"):
+                return tuple(message.cancel.request_ids)
+            part = message.run if message.HasField("run") else message.retarget
+            return (part.target.handoff_id,)
+        case "PrefillBatch":
+            return tuple(event.request_id for event in message.events)
         case "DecodeCommand":
             which = message.WhichOneof("command")
             if which == "attach":

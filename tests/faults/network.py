@@ -51,8 +51,8 @@ class Network:
         self.failing_writes = 0
         self.connectors: dict[ConnectorAddress, str] = {}  # whose memory it is
 
-    def note(self, command, before: str) -> None:
-        """Remember what the ids of a command stand for; `before` is the hand-off that its stream was about so far."""
+    def note(self, command) -> None:
+        """Remember what the ids of a command stand for."""
         match command.WhichOneof("command"):
             case "run":
                 prompt = tuple(command.run.request.prompt_token_ids)
@@ -62,7 +62,8 @@ class Network:
                 asked = command.generate.request
                 self.prompts[asked.request_id] = tuple(asked.prompt_token_ids)
             case "retarget":
-                self.prompts[command.retarget.handoff_id] = self.prompts[before]
+                again = command.retarget
+                self.prompts[again.target.handoff_id] = self.prompts[again.request_id]
 
     def join(self, process: Process) -> None:
         """It is reached at its address from now on."""

@@ -33,6 +33,7 @@ class Edge(StrEnum):
     HANDED_OFF = "handed off"
     HANDOFF_FAILED = "hand-off failed"
     RETARGET = "retarget"
+    ENDED = "ended"
     CONNECT = "connect"
     CONNECTED = "connected"
     RESERVE = "reserve"

@@ -348,6 +348,8 @@ class World:
                 left.append(f"router: {peer.tally.num_inflight} claims or what they counted, on {ref}")
             if peer.session._inboxes:
                 left.append(f"router: session to {ref} carries {list(peer.session._inboxes)}")
+            if peer.line._carried:
+                left.append(f"router: session to {ref} carries prompts {list(peer.line._carried)}")
         left += [f"router: believes that {ref} has something" for ref in self.ledger.holding]
         return left
 

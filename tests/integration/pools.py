@@ -24,7 +24,7 @@ from contracts.pb.diptych.v1 import (
     prefill_pb2,
     prefill_pb2_grpc,
 )
-from contracts.request import FinishReason, GenerationRequest, TokenDelta
+from contracts.request import ErrorInfo, FinishReason, GenerationRequest, TokenDelta
 from contracts.sampling import SamplingParams
 from contracts.worker import WorkerRef
 from decode_service.decode_servicer import DecodeServicer
@@ -309,24 +309,30 @@ class Decoding:
 
 
 class Prefilling:
-    """One Prefill.Run."""
+    """One request on a Prefill.Session of its own."""
 
     def __init__(self, served: Served) -> None:
         self._ref = wire_handoff.worker_ref_to_pb(served.ref)
-        self.call = prefill_pb2_grpc.PrefillStub(served.channel).Run()
+        self._request_id = ""
+        self._events: list[prefill_pb2.PrefillEvent] = []
+        self.call = prefill_pb2_grpc.PrefillStub(served.channel).Session()
 
     async def run(self, asked: GenerationRequest, target: prefill_pb2.HandoffTarget) -> None:
+        self._request_id = asked.request_id
         run = prefill_pb2.PrefillRun(request=wire.request_to_pb(asked), target=target)
         await self.call.write(prefill_pb2.PrefillCommand(prefill=self._ref, run=run))
 
     async def retarget(self, target: prefill_pb2.HandoffTarget) -> None:
-        await self.call.write(prefill_pb2.PrefillCommand(prefill=self._ref, retarget=target))
+        again = prefill_pb2.Retarget(request_id=self._request_id, target=target)
+        await self.call.write(prefill_pb2.PrefillCommand(prefill=self._ref, retarget=again))
 
     async def event(self) -> prefill_pb2.PrefillEvent:
-        async with asyncio.timeout(PATIENCE_S):
-            event = await self.call.read()
-        assert isinstance(event, prefill_pb2.PrefillEvent), "the call has ended"
-        return event
+        while not self._events:
+            async with asyncio.timeout(PATIENCE_S):
+                batch = await self.call.read()
+            assert isinstance(batch, prefill_pb2.PrefillBatch), "the session has ended"
+            self._events.extend(batch.events)
+        return self._events.pop(0)
 
     async def first(self) -> TokenDelta:
         event = await self.event()
@@ -334,8 +340,18 @@ class Prefilling:
         return wire.delta_from_pb(event.tokens)
 
     async def ended(self) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            assert await self.call.read() is grpc.aio.EOF
+        """In good order."""
+        event = await self.event()
+        assert event.WhichOneof("event") == "ended", event
+        assert not event.ended.HasField("error"), event
+        self.call.cancel()
+
+    async def refused(self) -> ErrorInfo:
+        """Why it ended, whatever it said before."""
+        while not (event := await self.event()).HasField("ended"):
+            pass
+        self.call.cancel()
+        return wire.error_info_from_pb(event.ended.error)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 import grpc
-from grpc_status import rpc_status
 
 from contracts.clock import MonotonicClock
 from contracts.errors import DiptychError, Draining, TransferFailed, WorkerLost
@@ -29,7 +28,6 @@ from contracts.wire_handoff import worker_ref_to_pb
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
 from observability.stages import HandoffStats, StageTimes
 from rpc.announce import AnnounceConfig, Announcer, GrpcRegistryClient
-from rpc.errors import to_status
 
 LAYOUT = KVLayout("tiny", "float32", 4, 2, 32, 16)
 EOS = 1
@@ -123,20 +121,58 @@ class ScriptedWorker:
         await self.server.stop(0)
 
 
+class SessionDies(Exception):
+    """The worker dies, with all that its sessions carry."""
+
+
 class ScriptedPrefill(prefill_pb2_grpc.PrefillServicer):
     def __init__(self, worker: ScriptedWorker) -> None:
         self.worker, self.cluster, self.faults = worker, worker.cluster, worker.faults
         self.ref = worker_ref_to_pb(worker.ref)
 
-    async def Run(self, commands, context):
-        first = (await anext(aiter(commands))).run
+    async def Session(self, commands, context):
+        outbox: asyncio.Queue = asyncio.Queue()
+        runs: dict[str, tuple[asyncio.Task, asyncio.Queue]] = {}
+
+        async def listen():
+            async for command in commands:
+                match command.WhichOneof("command"):
+                    case "run":
+                        more: asyncio.Queue = asyncio.Queue()
+                        task = asyncio.create_task(self.run(command.run, more, outbox))
+                        runs[command.run.request.request_id] = task, more
+                    case "retarget":
+                        runs[command.retarget.request_id][1].put_nowait(command.retarget.target)
+                    case "cancel":
+                        for ident in command.cancel.request_ids:
+                            runs[ident][0].cancel()
+
+        listener = asyncio.create_task(listen())
+        try:
+            while (event := await outbox.get()) is not None:
+                yield prefill_pb2.PrefillBatch(prefill=self.ref, events=[event])
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "prefill worker died")
+        finally:
+            for task in [listener, *(task for task, _ in runs.values())]:
+                task.cancel()
+
+    async def run(self, first, more, outbox):
         request = request_from_pb(first.request)
         self.worker.seen.append(request)
         self.worker.running.add(request.request_id)
         try:
             await self.faults.hold.wait()
-            async for event in self.events(request, first.target, commands, context):
-                yield event
+            ended = prefill_pb2.PrefillEnded()
+            try:
+                async for event in self.events(request, first.target, more):
+                    event.request_id = request.request_id
+                    outbox.put_nowait(event)
+            except SessionDies:
+                outbox.put_nowait(None)
+                return
+            except DiptychError as refused:
+                ended.error.CopyFrom(error_info_to_pb(error_info(refused)))
+            outbox.put_nowait(prefill_pb2.PrefillEvent(request_id=request.request_id, ended=ended))
         except asyncio.CancelledError:
             self.worker.cancelled.append(request.request_id)
             raise
@@ -150,16 +186,14 @@ class ScriptedPrefill(prefill_pb2_grpc.PrefillServicer):
         if not self.faults.wait_for_retarget:
             return target, []
         self.faults.wait_for_retarget -= 1
-        command = await anext(aiter(commands), None)
-        if command is None:  # a cancelled call ends the commands first
-            await asyncio.Event().wait()
-        self.worker.retargets.append(command.retarget.handoff_id)
+        aim = await commands.get()
+        self.worker.retargets.append(aim.handoff_id)
         if self.faults.too_late:
             return target, []
         gone = prefill_pb2.HandoffFailed(
             handoff_id=target.handoff_id, error=error_info_to_pb(error_info(WorkerLost("gone"))), hold_s=10
         )
-        return command.retarget, [prefill_pb2.PrefillEvent(prefill=self.ref, handoff_failed=gone)]
+        return aim, [prefill_pb2.PrefillEvent(handoff_failed=gone)]
 
     async def books(self, target, commands):
         """What is said of a hand-off that is committed."""
@@ -170,22 +204,20 @@ class ScriptedPrefill(prefill_pb2_grpc.PrefillServicer):
             await self.faults.commit_unheard.wait()
             lost = error_info_to_pb(error_info(TransferFailed("no answer to the commit")))
             failed = prefill_pb2.HandoffFailed(handoff_id=target.handoff_id, error=lost, hold_s=10)
-            yield prefill_pb2.PrefillEvent(prefill=self.ref, handoff_failed=failed)
-            async for command in commands:
-                self.worker.retargets.append(command.retarget.handoff_id)
-            await asyncio.Event().wait()  # a cancelled call ends the commands first
+            yield prefill_pb2.PrefillEvent(handoff_failed=failed)
+            while True:
+                self.worker.retargets.append((await commands.get()).handoff_id)
         done = prefill_pb2.HandedOff(
             handoff_id=target.handoff_id, stats=handoff_stats_to_pb(STATS), stages=stages_to_pb(PREFILL_STAGES)
         )
-        yield prefill_pb2.PrefillEvent(prefill=self.ref, handed_off=done)
+        yield prefill_pb2.PrefillEvent(handed_off=done)
 
-    async def events(self, request, target, commands, context):
+    async def events(self, request, target, commands):
         if self.faults.refuse:
-            status = rpc_status.to_status(to_status(self.faults.refuse.pop()))
-            await context.abort(status.code, status.details, status.trailing_metadata)
+            raise self.faults.refuse.pop()
         if self.faults.die_before_first:
             self.faults.die_before_first -= 1
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "died before the first token")
+            raise SessionDies
         delta = make_delta(self.cluster.script, request, request.request_id, len(request.output_token_ids))
         if delta.first_index == 0:
             delta = replace(delta, num_cached_tokens=self.cluster.num_cached_tokens, stages=PREFILL_STAGES)
@@ -193,12 +225,12 @@ class ScriptedPrefill(prefill_pb2_grpc.PrefillServicer):
         if self.faults.commit_before_first:
             self.cluster.commit(target.decode.worker_id, target.handoff_id).set_result(ticket)
             await asyncio.sleep(0.1)
-        yield prefill_pb2.PrefillEvent(prefill=self.ref, tokens=delta_to_pb(delta))
+        yield prefill_pb2.PrefillEvent(tokens=delta_to_pb(delta))
         if delta.finish_reason is not None:
             return
         if self.faults.die_after_first:
             self.faults.die_after_first -= 1
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "died after the first token")
+            raise SessionDies
         target, failed = await self.other_target(target, commands)
         for event in failed:
             yield event
@@ -208,11 +240,9 @@ class ScriptedPrefill(prefill_pb2_grpc.PrefillServicer):
                 error=error_info_to_pb(error_info(self.faults.handoff_failures.pop())),
                 hold_s=10,
             )
-            yield prefill_pb2.PrefillEvent(prefill=self.ref, handoff_failed=failed)
-            command = await anext(aiter(commands), None)
-            if command is None:  # a cancelled call ends the commands first
-                await asyncio.Event().wait()
-            target = command.retarget
+            yield prefill_pb2.PrefillEvent(handoff_failed=failed)
+            aim = await commands.get()
+            target = aim
         commit = self.cluster.commit(target.decode.worker_id, target.handoff_id)
         if not commit.done():
             commit.set_result(ticket)

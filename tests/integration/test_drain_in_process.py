@@ -10,10 +10,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-import grpc
 import pytest
 
-from contracts.errors import Draining
 from contracts.request import FinishReason, GenerationRequest, TokenDelta
 from contracts.sampling import SamplingParams
 from contracts.worker import WorkerState
@@ -23,7 +21,6 @@ from kv_transfer.config import SenderConfig
 from kv_transfer.handoff import TargetState
 from kv_transfer.local import Delivery, WriteFault
 from prefill_service.run import RunConfig
-from rpc.errors import from_rpc_error
 from tests.integration.pools import (
     MODEL,
     PATIENCE_S,
@@ -229,15 +226,6 @@ async def test_an_answer_that_nobody_claimed_is_sent_away_when_somebody_does() -
         await on.goes_on(asked, first.token_ids)
 
 
-async def ended_as(prefilling: Prefilling) -> type[BaseException]:
-    """What a run ended with, whatever it said before."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        async with asyncio.timeout(PATIENCE_S):
-            while await prefilling.call.read() is not grpc.aio.EOF:
-                pass
-    return type(from_rpc_error(caught.value, "prefill"))
-
-
 @pytest.mark.parametrize("where", ["queued", "computing", "waits for room", "sending", "holding"])
 async def test_a_run_that_does_not_end_in_time_is_sent_away(where: str) -> None:
     setup = replace(SLOW, decode_blocks=8 if where == "waits for room" else 128)
@@ -262,13 +250,13 @@ async def test_a_run_that_does_not_end_in_time_is_sent_away(where: str) -> None:
             assert (await prefilling.event()).WhichOneof("event") == "handoff_failed"
         await until(lambda: len(on.made.prefill[0].worker._runs) == 1 + len(ahead))
         on.drain(on.made.prefill[0], 0.02)
-        assert await ended_as(prefilling) is Draining
+        assert (await prefilling.refused()).draining
         for one in ahead:
-            assert await ended_as(one) is Draining
+            assert (await one.refused()).draining
         await on.drained()
         refused = Prefilling(on.made.prefill[0])
         await refused.run(request(5, 5), on.made.target())
-        assert await ended_as(refused) is Draining
+        assert (await refused.refused()).draining
         if where == "waits for room":
             await on.here.cancel(hog.request_id)
         await on.goes_on(asked, ())

@@ -61,8 +61,8 @@ async def test_a_decode_worker_that_started_again_refuses_what_is_meant_for_its_
 async def test_a_prefill_worker_that_started_again_refuses_what_is_meant_for_its_last_life():
     async with lives(epoch=2) as made:
         inbox = Inbox()
-        leg = PrefillLine(info(made.prefill[0], WorkerKind.PREFILL, 1), made.prefill[0].channel, 3.0).leg(inbox)
-        leg.start(request(20, 3), Target("h", made.decode[0].ref, made.decode[0].address))
+        line = PrefillLine(info(made.prefill[0], WorkerKind.PREFILL, 1), made.prefill[0].channel, 3.0)
+        line.leg(inbox).start(request(20, 3), Target("h", made.decode[0].ref, made.decode[0].address))
         ended = await first_news(inbox)
         assert isinstance(ended, PrefillEnded)
         assert isinstance(ended.error, Unavailable)
@@ -93,10 +93,10 @@ async def test_what_another_life_answers_is_not_believed(tmp_path, kind):
         inbox = Inbox()
         async with open_channel(worker.info.address) as channel:
             if kind is WorkerKind.PREFILL:
-                leg = PrefillLine(worker.info, channel, 3.0).leg(inbox)
-                leg.start(request(5, 3), Target("h", decode[0].ref, decode[0].info.address))
+                line = PrefillLine(worker.info, channel, 3.0)
+                line.leg(inbox).start(request(5, 3), Target("h", decode[0].ref, decode[0].info.address))
                 assert isinstance(await first_news(inbox), FirstTokens)
-                leg.cancel()
+                line.close("over")
             else:
                 session = DecodeSession(worker.info, channel, 3.0, lambda info: None)
                 session.generate(request(5, 3), inbox)
@@ -120,7 +120,7 @@ async def test_what_another_life_answers_is_not_believed(tmp_path, kind):
 def test_the_two_streams_name_the_worker_in_every_message():
     for file, names, field in (
         (decode_pb2, ("DecodeCommand", "DecodeBatch"), "decode"),
-        (prefill_pb2, ("PrefillCommand", "PrefillEvent"), "prefill"),
+        (prefill_pb2, ("PrefillCommand", "PrefillBatch"), "prefill"),
     ):
         for name in names:
             message = file.DESCRIPTOR.message_types_by_name[name]

@@ -6,10 +6,9 @@ import asyncio
 import random
 from dataclasses import replace
 
-import grpc
 import pytest
 
-from contracts.errors import Draining, ErrorCode, InvalidRequest, Overloaded, UnknownHandoff
+from contracts.errors import ErrorCode, InvalidRequest, Overloaded
 from contracts.request import FinishReason, GenerationRequest
 from contracts.sampling import SamplingParams
 from contracts.worker import WorkerRef, WorkerState
@@ -20,6 +19,7 @@ from engine.execution.fake import expected_tokens
 from kv_transfer.config import SenderConfig
 from kv_transfer.local import Delivery, WriteFault
 from prefill_service.run import RunConfig
+from router.serving.progress import as_exception
 from rpc.errors import from_rpc_error
 from tests.integration.pools import (
     MODEL,
@@ -278,9 +278,8 @@ async def test_the_kv_is_held_only_for_a_while() -> None:
         await prefilling.run(request(40, 5), made.target())
         await prefilling.first()
         assert (await prefilling.event()).handoff_failed.hold_s == 0.05
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await prefilling.call.read()
-        assert isinstance(from_rpc_error(caught.value, "prefill"), UnknownHandoff)
+        refused = await prefilling.refused()
+        assert (refused.code, refused.retryable) == (ErrorCode.NOT_FOUND, True)
         await made.idle()
 
 
@@ -394,9 +393,7 @@ async def test_bad_requests_are_refused_by_name(change: dict[str, tuple[int, ...
     async with pools() as made:
         prefilling = Prefilling(made.prefill[0])
         await prefilling.run(replace(request(5, 5), **change), made.target())
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await prefilling.call.read()
-        error = from_rpc_error(caught.value, "prefill")
+        error = as_exception(await prefilling.refused())
         assert isinstance(error, InvalidRequest)
         assert error.field == field
         await made.idle()
@@ -408,10 +405,10 @@ async def test_a_full_queue_says_when_to_come_back() -> None:
         runs = [Prefilling(made.prefill[0]) for _ in range(6)]
         for prefilling in runs:
             await prefilling.run(request(200, 5), made.target())
-        answers = await asyncio.gather(*(prefilling.call.read() for prefilling in runs), return_exceptions=True)
-        refusals = [from_rpc_error(a, "prefill") for a in answers if isinstance(a, grpc.aio.AioRpcError)]
+        events = await asyncio.gather(*(prefilling.event() for prefilling in runs))
+        refusals = [event.ended.error for event in events if event.HasField("ended")]
         assert refusals
-        assert all(isinstance(refusal, Overloaded) for refusal in refusals)
+        assert all((refusal.code, refusal.retry_after_s) == ("RESOURCE_EXHAUSTED", 1.0) for refusal in refusals)
         for prefilling in runs:
             prefilling.call.cancel()
         await made.idle()
@@ -430,9 +427,7 @@ async def test_draining_finishes_what_is_there_and_refuses_the_rest() -> None:
         await until(lambda: decode.load().state is WorkerState.DRAINING)
         refused = Prefilling(made.prefill[0])
         await refused.run(request(5, 5), made.target())
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await refused.call.read()
-        assert isinstance(from_rpc_error(caught.value, "prefill"), Draining)
+        assert (await refused.refused()).draining
         await decoding.attach("never reserved")
         (hopeless,) = await decoding.whole("never reserved")
         assert hopeless.error is not None

@@ -1,9 +1,10 @@
-"""A prefill leg over a real connection: opened ahead of its prompt, refused, aimed anew, cancelled at any moment."""
+"""Prefill legs over a real connection: on one session, refused, aimed anew, cancelled at any moment."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -27,39 +28,34 @@ def target(handoff_id):
 
 
 class Listener(grpc.GenericRpcHandler):
-    """Notes every command; refuses every call, before it has read any, while `refusing`."""
+    """Notes every command; refuses every session, before it has read any, while `refusing`."""
 
     def __init__(self):
         self.refusing = False
         self.commands: list[str] = []
-        self.calls = self.over = 0
+        self.sessions = 0
 
     def service(self, details):
         del details
 
-        async def run(requests, context):
-            self.calls += 1
+        async def session(requests, context):
+            self.sessions += 1
             if self.refusing:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "not today")
-            try:
-                async for command in requests:
-                    aim = command.run.target if command.WhichOneof("command") == "run" else command.retarget
-                    self.commands.append(aim.handoff_id)
-            finally:
-                self.over += 1
-            yield prefill_pb2.PrefillEvent()
+            async for command in requests:
+                which = command.WhichOneof("command")
+                if which == "cancel":
+                    self.commands += [f"cancel {request_id}" for request_id in command.cancel.request_ids]
+                else:
+                    self.commands.append((command.run if which == "run" else command.retarget).target.handoff_id)
+            yield prefill_pb2.PrefillBatch()
 
         decode = prefill_pb2.PrefillCommand.FromString
-        return grpc.stream_stream_rpc_method_handler(run, decode, prefill_pb2.PrefillEvent.SerializeToString)
+        return grpc.stream_stream_rpc_method_handler(session, decode, prefill_pb2.PrefillBatch.SerializeToString)
 
     async def hears(self, *commands):
         async with asyncio.timeout(5):
             while self.commands != list(commands):
-                await asyncio.sleep(0.005)
-
-    async def let_go(self, calls):
-        async with asyncio.timeout(5):
-            while (self.calls, self.over) != (calls, calls):
                 await asyncio.sleep(0.005)
 
 
@@ -73,7 +69,9 @@ async def line_to(listener):
     info = WorkerInfo(WorkerRef("p", 1), WorkerKind.PREFILL, f"127.0.0.1:{port}", "m", layout, (), 64, 64)
     async with open_channel(info.address) as channel:
         await channel.channel_ready()
-        yield PrefillLine(info, channel, 3.0)
+        line = PrefillLine(info, channel, 3.0)
+        yield line
+        line.close("the test is over")
     await server.stop(0)
 
 
@@ -84,33 +82,30 @@ async def ended(inbox):
     return event.error
 
 
-async def test_its_call_is_there_before_its_prompt_and_all_it_says_comes_in_order():
+async def test_all_that_is_said_comes_in_order_on_one_session():
     listener = Listener()
     async with line_to(listener) as line:
-        leg = line.leg(Inbox())
-        leg.open()
-        async with asyncio.timeout(5):
-            while not listener.calls:
-                await asyncio.sleep(0.005)
-        assert listener.commands == []
+        leg, other = line.leg(Inbox()), line.leg(Inbox())
+        assert listener.sessions == 0
         leg.start(REQUEST, target("first"))
         leg.retarget(target("second"))
         await listener.hears("first", "second")
+        other.start(replace(REQUEST, request_id="other"), target("other"))
         leg.retarget(target("third"))
-        await listener.hears("first", "second", "third")
+        await listener.hears("first", "second", "other", "third")
+        leg.retarget(target("never said"))
         leg.cancel()
-        await listener.let_go(calls=1)
+        other.cancel()
+        await listener.hears("first", "second", "other", "third", "cancel r", "cancel other")
+        assert listener.sessions == 1
 
 
-@pytest.mark.parametrize("opened", [True, False])
 @pytest.mark.parametrize("turns", [0, 1, 3, 30])
 @pytest.mark.parametrize("started", [True, False])
-async def test_cancelled_at_any_moment_it_leaves_nothing(opened, turns, started):
+async def test_cancelled_at_any_moment_it_leaves_nothing_and_others_go_on(turns, started):
     listener, inbox = Listener(), Inbox()
     async with line_to(listener) as line:
         leg = line.leg(inbox)
-        if opened:
-            leg.open()
         if started:
             leg.start(REQUEST, target("first"))
         for _ in range(turns):
@@ -118,16 +113,15 @@ async def test_cancelled_at_any_moment_it_leaves_nothing(opened, turns, started)
         leg.cancel()
         leg.cancel()
         after = line.leg(Inbox())  # whatever the worker had of the one before, it had first
-        after.start(REQUEST, target("after"))
+        after.start(replace(REQUEST, request_id="after"), target("after"))
         async with asyncio.timeout(5):
             while "after" not in listener.commands:
                 await asyncio.sleep(0.005)
-        after.cancel()
-        await listener.let_go(calls=listener.calls)
-        assert listener.commands in (["after"], ["first", "after"])
+        assert listener.commands in (["after"], ["first", "cancel r", "after"])
+        assert listener.sessions == 1
 
 
-async def test_a_worker_that_refuses_a_call_as_it_begins_is_at_no_fault():
+async def test_a_worker_that_refuses_a_session_as_it_begins_is_at_no_fault():
     """Its reason may be lost on the way, because something was being written to it; never is it an internal error then."""
     listener, errors = Listener(), []
     listener.refusing = True
@@ -135,7 +129,6 @@ async def test_a_worker_that_refuses_a_call_as_it_begins_is_at_no_fault():
         for _ in range(300):
             inbox = Inbox()
             leg = line.leg(inbox)
-            leg.open()
             leg.start(REQUEST, target("h"))
             errors.append(await ended(inbox))
     assert all(isinstance(error, Unavailable) for error in errors), set(map(type, errors))
@@ -145,10 +138,9 @@ async def test_a_worker_that_refuses_a_call_as_it_begins_is_at_no_fault():
 async def test_where_the_connection_does_not_stand_it_is_made_first():
     listener = Listener()
     async with line_to(listener) as line, open_channel(line.worker.address) as cold:
-        leg = PrefillLine(line.worker, cold, 3.0).leg(Inbox())
-        leg.open()
-        assert listener.calls == 0
+        other = PrefillLine(line.worker, cold, 3.0)
+        leg = other.leg(Inbox())
+        assert listener.sessions == 0
         leg.start(REQUEST, target("first"))
         await listener.hears("first")
-        leg.cancel()
-        await listener.let_go(calls=1)
+        other.close("the test is over")

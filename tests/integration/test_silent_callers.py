@@ -68,7 +68,7 @@ async def test_at_workers_who_says_nothing_loses_the_place_and_answers_go_on():
         decoding, asked = Decoding(workers.decode[0]), request(24, 200)
         running = asyncio.create_task(disaggregated(workers, decoding, asked))
         prefill, decode = workers.prefill[0].server.port, workers.decode[0].server.port
-        ours = ((prefill, "Prefill/Run"), (decode, "Handoff/Reserve"), (decode, "Decode/Session"))
+        ours = ((prefill, "Prefill/Session"), (decode, "Handoff/Reserve"), (decode, "Decode/Session"))
         places = [(port, f"/diptych.v1.{method}") for port, method in ours]
         assert max(await run_attack(stay, places, 2, 20.0)) < 15.0
         assert (await running).token_ids == expected_tokens(asked, MODEL)

@@ -104,12 +104,12 @@ def assert_only_the_cluster_may_speak(addresses):
     """A process of this machine that does not know the secret which `up` made may neither hand over nor announce."""
     said = {
         "decode-0": ("Handoff/Reserve", handoff_pb2.ReserveRequest(handoff_id="evil", num_tokens=1)),
-        "prefill-0": ("Prefill/Run", prefill_pb2.PrefillCommand()),
+        "prefill-0": ("Prefill/Session", prefill_pb2.PrefillCommand()),
         "router": ("Registry/Announce", registry_pb2.AnnounceRequest()),
     }
     for name, (method, message) in said.items():
         with grpc.insecure_channel(addresses[name], options=[("grpc.enable_http_proxy", 0)]) as channel:
-            streams = method == "Prefill/Run"
+            streams = method == "Prefill/Session"
             call = (channel.stream_stream if streams else channel.unary_unary)(f"/diptych.v1.{method}")
             body = message.SerializeToString()
             with pytest.raises(grpc.RpcError) as caught:

@@ -55,8 +55,8 @@ def batch_of(passing: Passing) -> decode_pb2.DecodeBatch | None:
 def is_handed_off(passing: Passing) -> bool:
     """A prefill worker tells the router that its part is done."""
     message = _said(passing, "router", Direction.DOWN, "prefill")
-    event = None if message is None else _as(prefill_pb2.PrefillEvent, message)
-    return event is not None and event.HasField("handed_off")
+    batch = None if message is None else _as(prefill_pb2.PrefillBatch, message)
+    return batch is not None and any(event.HasField("handed_off") for event in batch.events)
 
 
 def _as(kind: type[_M], message: bytes) -> _M | None:

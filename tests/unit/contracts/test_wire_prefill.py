@@ -46,9 +46,9 @@ def test_what_is_missing_is_named(message: prefill_pb2.HandoffTarget, field: str
     ],
 )
 def test_each_event_comes_back_the_same(event: PrefillEvent, name: str) -> None:
-    message = event_to_pb(event, REF)
+    message = event_to_pb(event, "r")
     assert message.WhichOneof("event") == name
-    assert message.prefill == REF
+    assert message.request_id == "r"
     assert event_from_pb(message) == event
 
 
@@ -58,6 +58,6 @@ def test_an_event_that_is_not_known_is_an_error() -> None:
 
 
 def test_a_failure_says_whether_to_retry() -> None:
-    failed = event_to_pb(HandoffFailed("h", error_info(NoRoom("full")), 3.0), REF).handoff_failed
+    failed = event_to_pb(HandoffFailed("h", error_info(NoRoom("full")), 3.0), "r").handoff_failed
     assert (failed.error.code, failed.error.message, failed.error.retryable) == ("RESOURCE_EXHAUSTED", "full", True)
     assert (failed.handoff_id, failed.hold_s) == ("h", 3.0)

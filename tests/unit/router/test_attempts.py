@@ -49,9 +49,6 @@ class Leg:
     def __init__(self, inbox):
         self.inbox, self.targets, self.cancelled = inbox, [], False
 
-    def open(self):
-        pass
-
     def start(self, request, target):
         self.targets.append(target)
 

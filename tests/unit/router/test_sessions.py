@@ -3,7 +3,7 @@
 import pytest
 
 from router.caller import Caller
-from router.choosing.sessions import session_in, session_of
+from router.choosing.sessions import session_of
 from router.exchange import Ask, TokenPrompt
 from router.policies import Query, SessionAffinity
 from tests.contract.test_policy import candidate
@@ -26,11 +26,6 @@ def test_long_words_are_kept_short_and_apart():
     first, second = session_of("x" * 10_000 + "a"), session_of("x" * 10_000 + "b")
     assert first != second
     assert len(first) <= 64
-
-
-def test_metadata_name_one():
-    assert session_in((("x-other", "a"), ("x-session-id", "b"))) == "b"
-    assert session_in(()) == ""
 
 
 def test_two_callers_sessions_of_one_name_are_two():

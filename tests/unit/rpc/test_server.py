@@ -40,13 +40,13 @@ class Prefill(prefill_pb2_grpc.PrefillServicer):
         self.error = error
         self.closed = asyncio.Event()
 
-    async def Run(
+    async def Session(
         self, request_iterator: AsyncIterator[prefill_pb2.PrefillCommand], context: object
-    ) -> AsyncIterator[prefill_pb2.PrefillEvent]:
+    ) -> AsyncIterator[prefill_pb2.PrefillBatch]:
         try:
             for index in range(self.first):
-                event = prefill_pb2.PrefillEvent()
-                event.handed_off.handoff_id = str(index) + "x" * 4000
+                event = prefill_pb2.PrefillBatch()
+                event.events.add().handed_off.handoff_id = str(index) + "x" * 4000
                 yield event
             if self.error is not None:
                 raise self.error
@@ -59,11 +59,11 @@ class Prefill(prefill_pb2_grpc.PrefillServicer):
 class Echo(prefill_pb2_grpc.PrefillServicer):
     """Reads all that it is sent, then ends."""
 
-    async def Run(
+    async def Session(
         self, request_iterator: AsyncIterator[prefill_pb2.PrefillCommand], context: object
-    ) -> AsyncIterator[prefill_pb2.PrefillEvent]:
+    ) -> AsyncIterator[prefill_pb2.PrefillBatch]:
         async for _ in request_iterator:
-            yield prefill_pb2.PrefillEvent()
+            yield prefill_pb2.PrefillBatch()
 
 
 @asynccontextmanager
@@ -105,7 +105,7 @@ async def test_a_bug_is_internal_and_logged_with_its_traceback(caplog: pytest.Lo
 async def test_an_error_in_a_stream_follows_what_was_sent(error: Exception) -> None:
     prefill = Prefill(first=2, error=error)
     async with serving(prefill=prefill) as (_, channel):
-        call = prefill_pb2_grpc.PrefillStub(channel).Run()
+        call = prefill_pb2_grpc.PrefillStub(channel).Session()
         got = []
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             async for event in call:
@@ -115,10 +115,10 @@ async def test_an_error_in_a_stream_follows_what_was_sent(error: Exception) -> N
         assert prefill.closed.is_set()
 
 
-@pytest.mark.parametrize("method", ["/diptych.v1.Registry/Announce", "/diptych.v1.Prefill/Run"])
+@pytest.mark.parametrize("method", ["/diptych.v1.Registry/Announce", "/diptych.v1.Prefill/Session"])
 async def test_bytes_that_are_no_message_are_the_callers_fault(method: str, caplog: pytest.LogCaptureFixture) -> None:
     async with serving(prefill=Echo()) as (_, channel):
-        streams = method.endswith("Run")
+        streams = method.endswith("Session")
         call = channel.stream_unary(method) if streams else channel.unary_unary(method)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(iter([b"\xff\xff"]) if streams else b"\xff\xff")
@@ -138,7 +138,7 @@ async def test_a_long_complaint_is_cut_to_what_trailers_hold() -> None:
 async def test_a_caller_that_does_not_read_loses_the_call_and_is_told_so_when_it_reads() -> None:
     prefill = Prefill(first=10_000)
     async with serving(prefill=prefill, config=ServerConfig(stall_s=0.3)) as (_, channel):
-        call = prefill_pb2_grpc.PrefillStub(channel).Run()
+        call = prefill_pb2_grpc.PrefillStub(channel).Session()
         await asyncio.wait_for(prefill.closed.wait(), 10.0)
         got = 0
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -166,7 +166,7 @@ async def test_messages_of_a_stream_share_one_timer_and_leave_none() -> None:
 async def closes_when(end: Callable[[grpc.aio.StreamStreamCall], object], first: int) -> None:
     prefill = Prefill(first=first)
     async with serving(prefill=prefill) as (_, channel):
-        call = prefill_pb2_grpc.PrefillStub(channel).Run()
+        call = prefill_pb2_grpc.PrefillStub(channel).Session()
         await call.read()
         end(call)
         await asyncio.wait_for(prefill.closed.wait(), 10)
@@ -302,7 +302,7 @@ async def test_a_method_that_a_service_does_not_have_is_no_fault_of_ours(caplog)
 
 
 ANNOUNCE = "/diptych.v1.Registry/Announce"
-RUN = "/diptych.v1.Prefill/Run"
+RUN = "/diptych.v1.Prefill/Session"
 REFLECT = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 LIST = reflection_pb2.ServerReflectionRequest(list_services="")
 

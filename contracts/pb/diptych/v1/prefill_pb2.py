@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from contracts.pb.diptych.v1 import types_pb2 as diptych_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x64iptych/v1/prefill.proto\x12\ndiptych.v1\x1a\x16\x64iptych/v1/types.proto\"[\n\rHandoffTarget\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12%\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"]\n\nPrefillRun\x12$\n\x07request\x18\x01 \x01(\x0b\x32\x13.diptych.v1.Request\x12)\n\x06target\x18\x02 \x01(\x0b\x32\x19.diptych.v1.HandoffTarget\"\x99\x01\n\x0ePrefillCommand\x12%\n\x03run\x18\x01 \x01(\x0b\x32\x16.diptych.v1.PrefillRunH\x00\x12-\n\x08retarget\x18\x02 \x01(\x0b\x32\x19.diptych.v1.HandoffTargetH\x00\x12&\n\x07prefill\x18\x03 \x01(\x0b\x32\x15.diptych.v1.WorkerRefB\t\n\x07\x63ommand\"p\n\tHandedOff\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\'\n\x05stats\x18\x02 \x01(\x0b\x32\x18.diptych.v1.HandoffStats\x12&\n\x06stages\x18\x03 \x01(\x0b\x32\x16.diptych.v1.StageTimes\"U\n\rHandoffFailed\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12 \n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.diptych.v1.Error\x12\x0e\n\x06hold_s\x18\x03 \x01(\x01\"\xcb\x01\n\x0cPrefillEvent\x12(\n\x06tokens\x18\x01 \x01(\x0b\x32\x16.diptych.v1.TokenDeltaH\x00\x12+\n\nhanded_off\x18\x02 \x01(\x0b\x32\x15.diptych.v1.HandedOffH\x00\x12\x33\n\x0ehandoff_failed\x18\x03 \x01(\x0b\x32\x19.diptych.v1.HandoffFailedH\x00\x12&\n\x07prefill\x18\x04 \x01(\x0b\x32\x15.diptych.v1.WorkerRefB\x07\n\x05\x65vent2J\n\x07Prefill\x12?\n\x03Run\x12\x1a.diptych.v1.PrefillCommand\x1a\x18.diptych.v1.PrefillEvent(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x64iptych/v1/prefill.proto\x12\ndiptych.v1\x1a\x16\x64iptych/v1/types.proto\"[\n\rHandoffTarget\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12%\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32\x15.diptych.v1.WorkerRef\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"]\n\nPrefillRun\x12$\n\x07request\x18\x01 \x01(\x0b\x32\x13.diptych.v1.Request\x12)\n\x06target\x18\x02 \x01(\x0b\x32\x19.diptych.v1.HandoffTarget\"I\n\x08Retarget\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\x06target\x18\x02 \x01(\x0b\x32\x19.diptych.v1.HandoffTarget\"$\n\rCancelPrefill\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"\xc7\x01\n\x0ePrefillCommand\x12%\n\x03run\x18\x01 \x01(\x0b\x32\x16.diptych.v1.PrefillRunH\x00\x12(\n\x08retarget\x18\x04 \x01(\x0b\x32\x14.diptych.v1.RetargetH\x00\x12+\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x19.diptych.v1.CancelPrefillH\x00\x12&\n\x07prefill\x18\x03 \x01(\x0b\x32\x15.diptych.v1.WorkerRefB\t\n\x07\x63ommandJ\x04\x08\x02\x10\x03\"p\n\tHandedOff\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\'\n\x05stats\x18\x02 \x01(\x0b\x32\x18.diptych.v1.HandoffStats\x12&\n\x06stages\x18\x03 \x01(\x0b\x32\x16.diptych.v1.StageTimes\"U\n\rHandoffFailed\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12 \n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.diptych.v1.Error\x12\x0e\n\x06hold_s\x18\x03 \x01(\x01\"0\n\x0cPrefillEnded\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.diptych.v1.Error\"\xe8\x01\n\x0cPrefillEvent\x12(\n\x06tokens\x18\x01 \x01(\x0b\x32\x16.diptych.v1.TokenDeltaH\x00\x12+\n\nhanded_off\x18\x02 \x01(\x0b\x32\x15.diptych.v1.HandedOffH\x00\x12\x33\n\x0ehandoff_failed\x18\x03 \x01(\x0b\x32\x19.diptych.v1.HandoffFailedH\x00\x12)\n\x05\x65nded\x18\x06 \x01(\x0b\x32\x18.diptych.v1.PrefillEndedH\x00\x12\x12\n\nrequest_id\x18\x05 \x01(\tB\x07\n\x05\x65ventJ\x04\x08\x04\x10\x05\"`\n\x0cPrefillBatch\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.diptych.v1.PrefillEvent\x12&\n\x07prefill\x18\x02 \x01(\x0b\x32\x15.diptych.v1.WorkerRef2N\n\x07Prefill\x12\x43\n\x07Session\x12\x1a.diptych.v1.PrefillCommand\x1a\x18.diptych.v1.PrefillBatch(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,14 +36,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HANDOFFTARGET']._serialized_end=155
   _globals['_PREFILLRUN']._serialized_start=157
   _globals['_PREFILLRUN']._serialized_end=250
-  _globals['_PREFILLCOMMAND']._serialized_start=253
-  _globals['_PREFILLCOMMAND']._serialized_end=406
-  _globals['_HANDEDOFF']._serialized_start=408
-  _globals['_HANDEDOFF']._serialized_end=520
-  _globals['_HANDOFFFAILED']._serialized_start=522
-  _globals['_HANDOFFFAILED']._serialized_end=607
-  _globals['_PREFILLEVENT']._serialized_start=610
-  _globals['_PREFILLEVENT']._serialized_end=813
-  _globals['_PREFILL']._serialized_start=815
-  _globals['_PREFILL']._serialized_end=889
+  _globals['_RETARGET']._serialized_start=252
+  _globals['_RETARGET']._serialized_end=325
+  _globals['_CANCELPREFILL']._serialized_start=327
+  _globals['_CANCELPREFILL']._serialized_end=363
+  _globals['_PREFILLCOMMAND']._serialized_start=366
+  _globals['_PREFILLCOMMAND']._serialized_end=565
+  _globals['_HANDEDOFF']._serialized_start=567
+  _globals['_HANDEDOFF']._serialized_end=679
+  _globals['_HANDOFFFAILED']._serialized_start=681
+  _globals['_HANDOFFFAILED']._serialized_end=766
+  _globals['_PREFILLENDED']._serialized_start=768
+  _globals['_PREFILLENDED']._serialized_end=816
+  _globals['_PREFILLEVENT']._serialized_start=819
+  _globals['_PREFILLEVENT']._serialized_end=1051
+  _globals['_PREFILLBATCH']._serialized_start=1053
+  _globals['_PREFILLBATCH']._serialized_end=1149
+  _globals['_PREFILL']._serialized_start=1151
+  _globals['_PREFILL']._serialized_end=1229
 # @@protoc_insertion_point(module_scope)

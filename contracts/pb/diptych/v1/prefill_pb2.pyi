@@ -4,8 +4,10 @@ isort:skip_file
 What the router asks of a prefill worker: read a prompt, hand its KV off."""
 
 import builtins
+import collections.abc
 import contracts.pb.diptych.v1.types_pb2
 import google.protobuf.descriptor
+import google.protobuf.internal.containers
 import google.protobuf.message
 import sys
 import typing
@@ -56,7 +58,7 @@ class PrefillRun(google.protobuf.message.Message):
     TARGET_FIELD_NUMBER: builtins.int
     @property
     def request(self) -> contracts.pb.diptych.v1.types_pb2.Request:
-        """The prompt and how to go on."""
+        """The prompt and how to go on. Its id must be new: one that the session carries already goes on, and the second is left alone."""
 
     @property
     def target(self) -> Global___HandoffTarget:
@@ -74,6 +76,51 @@ class PrefillRun(google.protobuf.message.Message):
 Global___PrefillRun: typing_extensions.TypeAlias = PrefillRun
 
 @typing.final
+class Retarget(google.protobuf.message.Message):
+    """Aim the hand-off of a request of this session at another decode worker."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    TARGET_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    """The request. One that is not, or not any more, of this session is left alone."""
+    @property
+    def target(self) -> Global___HandoffTarget:
+        """The other decode worker, and a new id."""
+
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        target: Global___HandoffTarget | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["target", b"target"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["request_id", b"request_id", "target", b"target"]) -> None: ...
+
+Global___Retarget: typing_extensions.TypeAlias = Retarget
+
+@typing.final
+class CancelPrefill(google.protobuf.message.Message):
+    """Clients left, or the router gave their attempts up: abort the requests and their hand-offs."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_IDS_FIELD_NUMBER: builtins.int
+    @property
+    def request_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Requests of this session. Those that are not, or not any more, are left alone. No event of them follows but what is on its way."""
+
+    def __init__(
+        self,
+        *,
+        request_ids: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["request_ids", b"request_ids"]) -> None: ...
+
+Global___CancelPrefill: typing_extensions.TypeAlias = CancelPrefill
+
+@typing.final
 class PrefillCommand(google.protobuf.message.Message):
     """One command from the router."""
 
@@ -81,29 +128,35 @@ class PrefillCommand(google.protobuf.message.Message):
 
     RUN_FIELD_NUMBER: builtins.int
     RETARGET_FIELD_NUMBER: builtins.int
+    CANCEL_FIELD_NUMBER: builtins.int
     PREFILL_FIELD_NUMBER: builtins.int
     @property
     def run(self) -> Global___PrefillRun:
-        """First and once."""
+        """Start one."""
 
     @property
-    def retarget(self) -> Global___HandoffTarget:
+    def retarget(self) -> Global___Retarget:
         """Give the hand-off up that is under way, if one is, and try this decode worker with a new id."""
 
     @property
+    def cancel(self) -> Global___CancelPrefill:
+        """Stop some."""
+
+    @property
     def prefill(self) -> contracts.pb.diptych.v1.types_pb2.WorkerRef:
-        """The prefill worker that is meant; another, or another life of it, refuses with FAILED_PRECONDITION."""
+        """The prefill worker that is meant; another, or another life of it, ends the session with FAILED_PRECONDITION."""
 
     def __init__(
         self,
         *,
         run: Global___PrefillRun | None = ...,
-        retarget: Global___HandoffTarget | None = ...,
+        retarget: Global___Retarget | None = ...,
+        cancel: Global___CancelPrefill | None = ...,
         prefill: contracts.pb.diptych.v1.types_pb2.WorkerRef | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["command", b"command", "prefill", b"prefill", "retarget", b"retarget", "run", b"run"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["command", b"command", "prefill", b"prefill", "retarget", b"retarget", "run", b"run"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["command", b"command"]) -> typing.Literal["run", "retarget"] | None: ...
+    def HasField(self, field_name: typing.Literal["cancel", b"cancel", "command", b"command", "prefill", b"prefill", "retarget", b"retarget", "run", b"run"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cancel", b"cancel", "command", b"command", "prefill", b"prefill", "retarget", b"retarget", "run", b"run"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["command", b"command"]) -> typing.Literal["run", "retarget", "cancel"] | None: ...
 
 Global___PrefillCommand: typing_extensions.TypeAlias = PrefillCommand
 
@@ -168,6 +221,27 @@ class HandoffFailed(google.protobuf.message.Message):
 Global___HandoffFailed: typing_extensions.TypeAlias = HandoffFailed
 
 @typing.final
+class PrefillEnded(google.protobuf.message.Message):
+    """Nothing more comes of this request."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: builtins.int
+    @property
+    def error(self) -> contracts.pb.diptych.v1.types_pb2.Error:
+        """Why it was refused or failed; absent when it ended in good order."""
+
+    def __init__(
+        self,
+        *,
+        error: contracts.pb.diptych.v1.types_pb2.Error | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error"]) -> None: ...
+
+Global___PrefillEnded: typing_extensions.TypeAlias = PrefillEnded
+
+@typing.final
 class PrefillEvent(google.protobuf.message.Message):
     """One event to the router."""
 
@@ -176,18 +250,52 @@ class PrefillEvent(google.protobuf.message.Message):
     TOKENS_FIELD_NUMBER: builtins.int
     HANDED_OFF_FIELD_NUMBER: builtins.int
     HANDOFF_FAILED_FIELD_NUMBER: builtins.int
-    PREFILL_FIELD_NUMBER: builtins.int
+    ENDED_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    """Whose it is."""
     @property
     def tokens(self) -> contracts.pb.diptych.v1.types_pb2.TokenDelta:
         """The first token; with a finish_reason the answer ended at prefill and there is no hand-off."""
 
     @property
     def handed_off(self) -> Global___HandedOff:
-        """The last event of a handed-off request."""
+        """The KV is over; `ended` follows."""
 
     @property
     def handoff_failed(self) -> Global___HandoffFailed:
         """The router may retarget or give up."""
+
+    @property
+    def ended(self) -> Global___PrefillEnded:
+        """The last, once for each request."""
+
+    def __init__(
+        self,
+        *,
+        tokens: contracts.pb.diptych.v1.types_pb2.TokenDelta | None = ...,
+        handed_off: Global___HandedOff | None = ...,
+        handoff_failed: Global___HandoffFailed | None = ...,
+        ended: Global___PrefillEnded | None = ...,
+        request_id: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["ended", b"ended", "event", b"event", "handed_off", b"handed_off", "handoff_failed", b"handoff_failed", "tokens", b"tokens"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ended", b"ended", "event", b"event", "handed_off", b"handed_off", "handoff_failed", b"handoff_failed", "request_id", b"request_id", "tokens", b"tokens"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["tokens", "handed_off", "handoff_failed", "ended"] | None: ...
+
+Global___PrefillEvent: typing_extensions.TypeAlias = PrefillEvent
+
+@typing.final
+class PrefillBatch(google.protobuf.message.Message):
+    """What one turn made for this session's requests."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: builtins.int
+    PREFILL_FIELD_NUMBER: builtins.int
+    @property
+    def events(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PrefillEvent]:
+        """In order."""
 
     @property
     def prefill(self) -> contracts.pb.diptych.v1.types_pb2.WorkerRef:
@@ -196,13 +304,10 @@ class PrefillEvent(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        tokens: contracts.pb.diptych.v1.types_pb2.TokenDelta | None = ...,
-        handed_off: Global___HandedOff | None = ...,
-        handoff_failed: Global___HandoffFailed | None = ...,
+        events: collections.abc.Iterable[Global___PrefillEvent] | None = ...,
         prefill: contracts.pb.diptych.v1.types_pb2.WorkerRef | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["event", b"event", "handed_off", b"handed_off", "handoff_failed", b"handoff_failed", "prefill", b"prefill", "tokens", b"tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["event", b"event", "handed_off", b"handed_off", "handoff_failed", b"handoff_failed", "prefill", b"prefill", "tokens", b"tokens"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["tokens", "handed_off", "handoff_failed"] | None: ...
+    def HasField(self, field_name: typing.Literal["prefill", b"prefill"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["events", b"events", "prefill", b"prefill"]) -> None: ...
 
-Global___PrefillEvent: typing_extensions.TypeAlias = PrefillEvent
+Global___PrefillBatch: typing_extensions.TypeAlias = PrefillBatch

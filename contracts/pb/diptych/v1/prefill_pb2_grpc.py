@@ -36,10 +36,10 @@ class PrefillStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.Run = channel.stream_stream(
-                '/diptych.v1.Prefill/Run',
+        self.Session = channel.stream_stream(
+                '/diptych.v1.Prefill/Session',
                 request_serializer=diptych_dot_v1_dot_prefill__pb2.PrefillCommand.SerializeToString,
-                response_deserializer=diptych_dot_v1_dot_prefill__pb2.PrefillEvent.FromString,
+                response_deserializer=diptych_dot_v1_dot_prefill__pb2.PrefillBatch.FromString,
                 _registered_method=True)
 
 
@@ -48,11 +48,13 @@ class PrefillServicer(object):
     Callers must prove that they are of the cluster where it has a secret, or certificates (docs/security.md).
     """
 
-    def Run(self, request_iterator, context):
-        """Runs one request. The first command is `run`; `retarget` may follow at any moment. Events: `tokens` (the first token, or the
-        whole answer if it ends there), and for each hand-off id exactly one of `handed_off`, which is the last event, and
-        `handoff_failed`, which also acknowledges that it was given up for a `retarget`. Cancelling the call aborts the request and
-        its hand-off.
+    def Session(self, request_iterator, context):
+        """One session per router and life of a worker: commands go in, and one message per turn of the worker's event loop comes out with
+        every request's news. Events of a request: `tokens` (the first token, or the whole answer if it ends there), for each hand-off id
+        exactly one of `handed_off` and `handoff_failed`, which also acknowledges that it was given up for a `retarget`, and `ended` last
+        and once, unless it is cancelled. When the session ends, the worker aborts what it carried. The worker ends it in good order once
+        the router has no more commands and all that it carries has ended, or once the worker has drained: what the router had said and
+        the worker not heard then goes on elsewhere.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -61,10 +63,10 @@ class PrefillServicer(object):
 
 def add_PrefillServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Run': grpc.stream_stream_rpc_method_handler(
-                    servicer.Run,
+            'Session': grpc.stream_stream_rpc_method_handler(
+                    servicer.Session,
                     request_deserializer=diptych_dot_v1_dot_prefill__pb2.PrefillCommand.FromString,
-                    response_serializer=diptych_dot_v1_dot_prefill__pb2.PrefillEvent.SerializeToString,
+                    response_serializer=diptych_dot_v1_dot_prefill__pb2.PrefillBatch.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -80,7 +82,7 @@ class Prefill(object):
     """
 
     @staticmethod
-    def Run(request_iterator,
+    def Session(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -93,9 +95,9 @@ class Prefill(object):
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/diptych.v1.Prefill/Run',
+            '/diptych.v1.Prefill/Session',
             diptych_dot_v1_dot_prefill__pb2.PrefillCommand.SerializeToString,
-            diptych_dot_v1_dot_prefill__pb2.PrefillEvent.FromString,
+            diptych_dot_v1_dot_prefill__pb2.PrefillBatch.FromString,
             options,
             channel_credentials,
             insecure,

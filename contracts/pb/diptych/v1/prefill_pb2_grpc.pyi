@@ -25,23 +25,23 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
-_PrefillRunType = typing_extensions.TypeVar(
-    '_PrefillRunType',
+_PrefillSessionType = typing_extensions.TypeVar(
+    '_PrefillSessionType',
     grpc.StreamStreamMultiCallable[
         contracts.pb.diptych.v1.prefill_pb2.PrefillCommand,
-        contracts.pb.diptych.v1.prefill_pb2.PrefillEvent,
+        contracts.pb.diptych.v1.prefill_pb2.PrefillBatch,
     ],
     grpc.aio.StreamStreamMultiCallable[
         contracts.pb.diptych.v1.prefill_pb2.PrefillCommand,
-        contracts.pb.diptych.v1.prefill_pb2.PrefillEvent,
+        contracts.pb.diptych.v1.prefill_pb2.PrefillBatch,
     ],
     default=grpc.StreamStreamMultiCallable[
         contracts.pb.diptych.v1.prefill_pb2.PrefillCommand,
-        contracts.pb.diptych.v1.prefill_pb2.PrefillEvent,
+        contracts.pb.diptych.v1.prefill_pb2.PrefillBatch,
     ],
 )
 
-class PrefillStub(typing.Generic[_PrefillRunType]):
+class PrefillStub(typing.Generic[_PrefillSessionType]):
     """A prefill worker's door.
     Callers must prove that they are of the cluster where it has a secret, or certificates (docs/security.md).
     """
@@ -50,7 +50,7 @@ class PrefillStub(typing.Generic[_PrefillRunType]):
     def __init__(self: PrefillStub[
         grpc.StreamStreamMultiCallable[
             contracts.pb.diptych.v1.prefill_pb2.PrefillCommand,
-            contracts.pb.diptych.v1.prefill_pb2.PrefillEvent,
+            contracts.pb.diptych.v1.prefill_pb2.PrefillBatch,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -58,21 +58,23 @@ class PrefillStub(typing.Generic[_PrefillRunType]):
     def __init__(self: PrefillStub[
         grpc.aio.StreamStreamMultiCallable[
             contracts.pb.diptych.v1.prefill_pb2.PrefillCommand,
-            contracts.pb.diptych.v1.prefill_pb2.PrefillEvent,
+            contracts.pb.diptych.v1.prefill_pb2.PrefillBatch,
         ],
     ], channel: grpc.aio.Channel) -> None: ...
 
-    Run: _PrefillRunType
-    """Runs one request. The first command is `run`; `retarget` may follow at any moment. Events: `tokens` (the first token, or the
-    whole answer if it ends there), and for each hand-off id exactly one of `handed_off`, which is the last event, and
-    `handoff_failed`, which also acknowledges that it was given up for a `retarget`. Cancelling the call aborts the request and
-    its hand-off.
+    Session: _PrefillSessionType
+    """One session per router and life of a worker: commands go in, and one message per turn of the worker's event loop comes out with
+    every request's news. Events of a request: `tokens` (the first token, or the whole answer if it ends there), for each hand-off id
+    exactly one of `handed_off` and `handoff_failed`, which also acknowledges that it was given up for a `retarget`, and `ended` last
+    and once, unless it is cancelled. When the session ends, the worker aborts what it carried. The worker ends it in good order once
+    the router has no more commands and all that it carries has ended, or once the worker has drained: what the router had said and
+    the worker not heard then goes on elsewhere.
     """
 
 PrefillAsyncStub: typing_extensions.TypeAlias = PrefillStub[
     grpc.aio.StreamStreamMultiCallable[
         contracts.pb.diptych.v1.prefill_pb2.PrefillCommand,
-        contracts.pb.diptych.v1.prefill_pb2.PrefillEvent,
+        contracts.pb.diptych.v1.prefill_pb2.PrefillBatch,
     ],
 ]
 
@@ -82,15 +84,17 @@ class PrefillServicer(metaclass=abc.ABCMeta):
     """
 
     @abc.abstractmethod
-    def Run(
+    def Session(
         self,
         request_iterator: _MaybeAsyncIterator[contracts.pb.diptych.v1.prefill_pb2.PrefillCommand],
         context: _ServicerContext,
-    ) -> typing.Union[collections.abc.Iterator[contracts.pb.diptych.v1.prefill_pb2.PrefillEvent], collections.abc.AsyncIterator[contracts.pb.diptych.v1.prefill_pb2.PrefillEvent]]:
-        """Runs one request. The first command is `run`; `retarget` may follow at any moment. Events: `tokens` (the first token, or the
-        whole answer if it ends there), and for each hand-off id exactly one of `handed_off`, which is the last event, and
-        `handoff_failed`, which also acknowledges that it was given up for a `retarget`. Cancelling the call aborts the request and
-        its hand-off.
+    ) -> typing.Union[collections.abc.Iterator[contracts.pb.diptych.v1.prefill_pb2.PrefillBatch], collections.abc.AsyncIterator[contracts.pb.diptych.v1.prefill_pb2.PrefillBatch]]:
+        """One session per router and life of a worker: commands go in, and one message per turn of the worker's event loop comes out with
+        every request's news. Events of a request: `tokens` (the first token, or the whole answer if it ends there), for each hand-off id
+        exactly one of `handed_off` and `handoff_failed`, which also acknowledges that it was given up for a `retarget`, and `ended` last
+        and once, unless it is cancelled. When the session ends, the worker aborts what it carried. The worker ends it in good order once
+        the router has no more commands and all that it carries has ended, or once the worker has drained: what the router had said and
+        the worker not heard then goes on elsewhere.
         """
 
 def add_PrefillServicer_to_server(servicer: PrefillServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

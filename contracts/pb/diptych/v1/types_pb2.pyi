@@ -356,6 +356,7 @@ class Error(google.protobuf.message.Message):
     MESSAGE_FIELD_NUMBER: builtins.int
     RETRYABLE_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
+    RETRY_AFTER_S_FIELD_NUMBER: builtins.int
     code: builtins.str
     """gRPC's canonical name of the code, such as "UNAVAILABLE"."""
     message: builtins.str
@@ -364,6 +365,8 @@ class Error(google.protobuf.message.Message):
     """Whether another worker may succeed."""
     draining: builtins.bool
     """Whether this is no failure: the worker is about to stop, and the request goes on elsewhere at once."""
+    retry_after_s: builtins.float
+    """With RESOURCE_EXHAUSTED: after how many seconds to ask again; 0 when that is not said."""
     def __init__(
         self,
         *,
@@ -371,8 +374,9 @@ class Error(google.protobuf.message.Message):
         message: builtins.str = ...,
         retryable: builtins.bool = ...,
         draining: builtins.bool = ...,
+        retry_after_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["code", b"code", "draining", b"draining", "message", b"message", "retryable", b"retryable"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["code", b"code", "draining", b"draining", "message", b"message", "retry_after_s", b"retry_after_s", "retryable", b"retryable"]) -> None: ...
 
 Global___Error: typing_extensions.TypeAlias = Error
 
