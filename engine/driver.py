@@ -41,7 +41,8 @@ class EngineDriver:
         loop: LoopFactory = EngineLoop,
     ) -> None:
         self._engine = engine
-        self._clock = engine.clock
+        self.now = engine.clock.now
+        self.stats = engine.stats  # from any thread: counters
         self._event_loop = asyncio.get_running_loop()
         self._on_output = on_output
         self._on_started = on_started
@@ -58,15 +59,6 @@ class EngineDriver:
     def fatal(self) -> asyncio.Future[BaseException]:
         """Resolves with what killed the engine, if anything does."""
         return self._fatal
-
-    def prefix_counts(self) -> tuple[int, int]:
-        """Tokens looked up in the prefix cache since the start, and found there. From any thread."""
-        stats = self._engine.stats()
-        return stats.num_prefix_queried_tokens, stats.num_prefix_hit_tokens
-
-    def now(self) -> float:
-        """The instant of the engine's clock."""
-        return self._clock.now()
 
     @property
     def num_steps(self) -> int:
@@ -103,7 +95,7 @@ class EngineDriver:
         or more here (`engine.pace`), and more than STARVED_LIMIT_S in which all work waits for blocks held outside. From any
         thread.
         """
-        now_s, progress = self._clock.now(), self._loop.progress
+        now_s, progress = self.now(), self._loop.progress
         inside_s, starved_s = progress.stalled_s(now_s), progress.starved_s(now_s)
         if inside_s > max(STEP_LIMIT_S, STEP_LIMIT_TIMES * self._engine.pace.expected_s()):
             return inside_s

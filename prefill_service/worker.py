@@ -46,8 +46,8 @@ class PrefillWorker:
         self.blocks = BlockFeed(self.driver)
         self._peers = peers
         self._links = Links(side, config.sender)
-        self._parts = RunParts(self.driver, self._links, peers, self._clock, config, self._sent)
-        self.on_sent: Callable[[HandoffStats], object] | None = None
+        self._parts = RunParts(self.driver, self._links, peers, self._clock, config, lambda stats: self.on_sent(stats))
+        self.on_sent: Callable[[HandoffStats], object] = _unheard
         self._runs: dict[str, PrefillRun] = {}
         self._settling: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
@@ -151,10 +151,6 @@ class PrefillWorker:
             step.cancel()
             await until_done(step)
 
-    def _sent(self, stats: HandoffStats) -> None:
-        if self.on_sent is not None:
-            self.on_sent(stats)
-
     def _draining(self) -> Draining:
         return Draining(f"{self.ref.worker_id} is about to stop")
 
@@ -192,3 +188,7 @@ class PrefillWorker:
             run.on_retained(retained)
         else:  # its reader left while the step ran
             self.driver.post(lambda engine: engine.release(retained.lease))
+
+
+def _unheard(stats: HandoffStats) -> None:
+    del stats

@@ -199,7 +199,11 @@ def _serve_metrics(config: WorkerConfig, worker: DoorWorker, metrics: WorkerMetr
         for sample in output.ended:
             metrics.ended(sample)
 
-    metrics.watch(gauges, worker.driver.prefix_counts)
+    def prefix_cache() -> tuple[int, int]:
+        stats = worker.driver.stats()
+        return stats.num_prefix_queried_tokens, stats.num_prefix_hit_tokens
+
+    metrics.watch(gauges, prefix_cache)
     worker.driver.on_step = on_step
     port = MetricsPort(config.metrics_host, config.metrics_port, metrics.registry)
     stack.callback(port.close)

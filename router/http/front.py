@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib.metadata
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -89,7 +88,7 @@ class HttpFront:
 
     async def _chat(self, request: Incoming, request_id: str) -> Response:
         body = parse(ChatBody, await read_body(request, self._limits))
-        envelope = self._envelope(request, body, request_id)
+        envelope = _envelope(request, body, request_id, self._service.began)
         asked = self._rules.ask(body, envelope)
         frame = self._frame(body, f"chatcmpl-{envelope.request_id}", logprobs=body.logprobs is True)
         form = ChatFormat(frame) if asked.tools is None else ToolChatFormat(frame, asked.tools)
@@ -97,7 +96,7 @@ class HttpFront:
 
     async def _completion(self, request: Incoming, request_id: str) -> Response:
         body = parse(CompletionBody, await read_body(request, self._limits))
-        ask = completion_ask(body, self._service.card, self._envelope(request, body, request_id))
+        ask = completion_ask(body, self._service.card, _envelope(request, body, request_id, self._service.began))
         echo = _echo(ask) if body.echo else None
         frame = self._frame(body, f"cmpl-{ask.request_id}", body.logprobs is not None, echo, ask.n)
         return self._answer(ask, CompletionFormat(frame), body, _completion_names(body))
@@ -105,11 +104,6 @@ class HttpFront:
     def _answer(self, ask: Ask, form: Format, body: CommonBody, names: Mapping[str, str]) -> Response:
         pieces = self._service.answer(ask, self._limits.request_timeout_s)
         return AnswerResponse(pieces, form, body.stream is True, ask.request_id, names, self._aside)
-
-    def _envelope(self, request: Incoming, body: CommonBody, request_id: str) -> Envelope:
-        """It arrived with its first byte, whatever has been read and understood since."""
-        arrived = self._service.began(visit_of(request.scope).age_s)
-        return replace(_envelope(request, body, request_id), arrived=arrived)
 
     def _frame(
         self, body: CommonBody, response_id: str, logprobs: bool, echo: Echo | None = None, per_prompt: int = 1
@@ -219,8 +213,10 @@ def _route(path: str, endpoint: Endpoint, *methods: str) -> Route:
     return Route(path, call, methods=list(methods) or None)
 
 
-def _envelope(request: Incoming, body: CommonBody, request_id: str) -> Envelope:
-    """`request_id` is the header's name of it or, where there is none, one of ours, before which vLLM's field goes."""
+def _envelope(request: Incoming, body: CommonBody, request_id: str, began: Callable[[float], float]) -> Envelope:
+    """`request_id` is the header's name of it or, where there is none, one of ours, before which vLLM's field goes. It arrived with
+    its first byte, whatever was read and understood since; `began` is that of the service.
+    """
     headers = request.headers
     if body.request_id and not given_name(headers):
         request_id = checked_name("request_id", body.request_id)
@@ -232,6 +228,7 @@ def _envelope(request: Incoming, body: CommonBody, request_id: str) -> Envelope:
         caller=caller_of(request.scope),
         timeout_s=wanted_timeout_s(headers),
         session=session_of(headers.get(HEADER), body.prompt_cache_key, body.user),
+        arrived=began(visit_of(request.scope).age_s),
     )
 
 

@@ -96,7 +96,7 @@ class Answer:
                 self.num_tokens += len(said.token_ids)
                 first = times.first_heard is None
                 if first:
-                    times.first_heard = self.progress.heard_at[0] if self.progress.heard_at else now
+                    times.first_heard = heard = self.progress.heard_at[0] if self.progress.heard_at else now
                 elif said.token_ids and times.last_given is not None:
                     self._making.metrics.tokens_delivered(now - times.last_given, len(said.token_ids))
                 times.last_given = now
@@ -114,7 +114,7 @@ class Answer:
                 yield piece
                 if first:  # the front has written it when it asks for more
                     times.first_given = clock.now()
-                    self.progress.stages = replace(self.progress.stages, emit_s=times.first_given - times.first_heard)
+                    self.progress.stages = replace(self.progress.stages, emit_s=times.first_given - heard)
                 if ending is not None:
                     return
 
