@@ -29,6 +29,7 @@ SECONDS = {
     "tests/integration/test_openai_tools.py": 15,
     "tests/integration/test_diptych_client.py": 13,
     "tests/contract/test_connector.py": 12,
+    "tests/monitoring/test_scraped.py": 14,
     "tests/integration/test_drain_in_process.py": 12,
     "tests/integration/test_traces.py": 12,
     "tests/integration/test_canary.py": 11,

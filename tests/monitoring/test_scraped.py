@@ -1,0 +1,259 @@
+"""A loaded cluster, a real Prometheus that scraped it, and every query of every dashboard and rule: each returns data.
+
+Two prefill workers, two decode workers and a router are processes. Requests go both ways, are repeated (caches), are too many
+at once (shed), over their caller's limit, lose a decode worker to SIGKILL and a prefill worker to SIGTERM; then all is asked.
+"""
+
+import asyncio
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from router.config import AdmissionConfig, CanaryConfig, DisaggregationConfig, LimitsConfig, RouterConfig
+from tests.integration.processes.children import Child, Config, Nursery
+from tests.integration.processes.client import Question, question
+from tests.integration.processes.cluster import WORKERS, Cluster, Setup
+from tests.monitoring.prometheus_process import SCRAPE_S, PrometheusProcess
+from tests.monitoring.queries import (
+    DASHBOARDS,
+    Query,
+    filled,
+    queries,
+    selectors,
+    summed_over_lifetimes,
+    uncompared,
+    variables,
+)
+
+pytestmark = [pytest.mark.slow]
+
+# What has no series before something goes wrong that is dear to bring about here; by place.
+FAULTS_ONLY = {
+    "handoff / Attempts that moved on / {{when}}",  # a drain that takes longer than half of its time
+    "router / Policy faults / {{pool}} {{policy}}",
+    "router / Tasks that died, calls that were refused / task: {{task}}",
+    "router / Tasks that died, calls that were refused / call: {{job}} {{method}}",
+    "DiptychRouterTaskRestarted",
+    "DiptychStrangersCall",
+}
+CUSTOM = LimitsConfig(requests_per_minute=90)  # all of them at once, if one likes
+
+
+@dataclass
+class Seen:
+    """What there is to ask afterwards."""
+
+    prometheus: PrometheusProcess
+    begin: float
+    end: float
+    kinds: dict[str, str]  # of every series that a process exports, by its name
+
+    def nothing(self, asked: list[Query]) -> list[str]:
+        """Which of these return nothing at all over the whole time."""
+        return [
+            f"{query.place}: {query.expr}"
+            for query in asked
+            if not self.prometheus.values(query.expr, self.begin, self.end)
+        ]
+
+
+class Watched(Cluster):
+    """Its router chooses the way itself, has few places and a short queue, and proves its pairs often."""
+
+    def config(self, name: str) -> Config:
+        """See Cluster."""
+        config = super().config(name)
+        if not isinstance(config, RouterConfig):
+            return config
+        return replace(
+            config,
+            admission=AdmissionConfig(max_running=12, max_waiting=4),
+            limits=CUSTOM,
+            disaggregation=DisaggregationConfig(),
+        )
+
+    def targets(self) -> dict[str, list[str]]:
+        """What Prometheus is to scrape, for each job."""
+        out = {"diptych-router": [f"127.0.0.1:{self.doors['router'].ports['http'].port}"]}
+        for pool in ("prefill", "decode"):
+            ports = [self.doors[name].ports["metrics"].port for name in WORKERS if name.startswith(pool)]
+            out[f"diptych-{pool}"] = [f"127.0.0.1:{port}" for port in ports]
+        return out
+
+    async def serve(self, rounds: range, *, busy: int = 8) -> None:
+        """Questions, `busy` at once, each asked twice, half of them on one worker alone."""
+        for number in rounds:
+            asked = [ways(question(f"load {number} {i // 2}", 40 + 20 * i, 20, seeded=True), i) for i in range(busy)]
+            answers = [self.client.ask(one) for one in asked]
+            for answer in answers:
+                await answer.end(self.patience_s)
+
+
+@dataclass(frozen=True)
+class Directed(Question):
+    """A question that says which way it goes."""
+
+    route: str
+
+    @property
+    def body(self) -> dict[str, object]:
+        return {**super().body, "diptych": {"route": self.route}}
+
+
+def ways(asked: Question, number: int) -> Question:
+    """Every fourth over two pools, every fourth on one worker, the others as the router likes."""
+    route = {0: "disaggregated", 1: "colocated"}.get(number % 4)
+    return asked if route is None else Directed(asked.prompt, asked.max_tokens, asked.seed, route)
+
+
+async def scene(made: Watched) -> None:
+    """All that happens to the cluster."""
+    await made.serve(range(4))
+    crowd = [made.client.ask(question(f"crowd {i}", 200, 24, seeded=False)) for i in range(24)]
+    for answer in crowd:
+        await answer.end(made.patience_s)
+    assert {answer.status for answer in crowd} == {200, 429}
+    long = [made.client.ask(ways(question(f"long {i}", 120, 160, seeded=True), 0)) for i in range(8)]
+    for answer in long:
+        await answer.until(lambda a: len(a.token_ids) > 8, made.patience_s)
+    made.children["decode-0"].signal(signal.SIGKILL)
+    made.children["prefill-1"].signal(signal.SIGTERM)
+    more = [made.client.ask(ways(question(f"more {i}", 300, 8, seeded=True), 0)) for i in range(4)]
+    for answer in long + more:
+        await answer.end(made.patience_s)
+    for name in ("decode-0", "prefill-1"):
+        await made.children[name].ended.wait()
+    await made.whole()
+    over = [made.client.ask(question(f"over {i}", 20, 1, seeded=False)) for i in range(60)]
+    for answer in over:
+        await answer.end(made.patience_s)
+    assert 429 in {answer.status for answer in over}
+    await made.serve(range(2))
+
+
+async def exported(targets: dict[str, list[str]]) -> dict[str, str]:
+    """The kind of every series that some process exports, by its name as a query says it."""
+    kinds = {"up": "gauge"}
+    endings = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
+    async with httpx.AsyncClient(trust_env=False) as http:
+        for target in (target for of_job in targets.values() for target in of_job):
+            for family in text_string_to_metric_families((await http.get(f"http://{target}/metrics")).text):
+                for ending in endings.get(family.type, ("",)):
+                    kinds[family.name + ending] = family.type
+    return kinds
+
+
+class Late:
+    """Starts processes as the nursery that `begin` gives, which the first order asks: when all ports are known."""
+
+    def __init__(self, begin: Callable[[], Awaitable[Nursery]]) -> None:
+        self._begin = begin
+        self._nursery: Nursery | None = None
+
+    async def start(self, name: str, config: Config) -> Child:
+        """See Starter."""
+        if self._nursery is None:
+            self._nursery = await self._begin()
+        return await self._nursery.start(name, config)
+
+
+async def played(folder: Path, servers: list[PrometheusProcess]) -> tuple[float, float, dict[str, str]]:
+    """Begin and end (Unix time) of what Prometheus saw, and what there was to see. The server is left in `servers`.
+
+    It looks at targets for the first time five seconds after its start; meanwhile the nursery imports what workers need.
+    """
+    async with AsyncExitStack() as stack:
+
+        async def begin() -> Nursery:
+            servers.append(PrometheusProcess(folder, made.targets()))
+            nursery, _ = await asyncio.gather(
+                stack.enter_async_context(Nursery(folder)), asyncio.to_thread(servers[0].start)
+            )
+            stack.push_async_callback(made.end)  # while the nursery is there to say who has ended
+            return nursery
+
+        made = Watched(Setup("tcp", canary=CanaryConfig(interval_s=1.0, spacing_s=0.2)), Late(begin))
+        await made.open(stack)
+        begun = time.time()
+        await made.until(lambda: asyncio.to_thread(scraped, servers[0]), "every process was scraped")
+        await scene(made)
+        await asyncio.sleep(4 * SCRAPE_S)
+        return begun, time.time(), await exported(made.targets())
+
+
+def scraped(server: PrometheusProcess) -> bool:
+    """Whether it has seen all five processes."""
+    return server.get("query", query="count(up == 1) == 5")["result"] != []
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
+    """The cluster is gone when tests run; Prometheus is there and remembers it."""
+    servers: list[PrometheusProcess] = []
+    try:
+        begin, end, kinds = asyncio.run(played(tmp_path_factory.mktemp("monitoring"), servers))
+        yield Seen(servers[0], begin, end, kinds)
+    finally:
+        for server in servers:
+            server.stop()
+
+
+def rules(seen: Seen) -> list[Query]:
+    """All recording and alert rules, as Prometheus has read them."""
+    groups = seen.prometheus.get("rules")["groups"]
+    return [Query(rule["name"], rule["query"]) for group in groups for rule in group["rules"]]
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_every_query_of_every_panel_returns_data(seen, path):
+    asked = [Query(query.place, filled(query.expr)) for query in queries(path) + variables(path)]
+    assert seen.nothing([query for query in asked if query.place not in FAULTS_ONLY]) == []
+
+
+def test_every_rule_is_evaluated_and_has_something_to_compare(seen):
+    asked = [Query(rule.place, uncompared(rule.expr)) for rule in rules(seen)]
+    assert len(asked) >= 30
+    assert seen.nothing([query for query in asked if query.place not in FAULTS_ONLY]) == []
+    groups = seen.prometheus.get("rules")["groups"]
+    assert [rule["name"] for group in groups for rule in group["rules"] if rule["health"] != "ok"] == []
+
+
+def test_faults_only_names_queries_that_are_there(seen):
+    places = {query.place for path in DASHBOARDS for query in queries(path)} | {rule.place for rule in rules(seen)}
+    assert places >= FAULTS_ONLY
+
+
+def test_no_query_names_what_no_process_exports_or_takes_a_count_for_a_rate(seen):
+    recorded = {rule.place for rule in rules(seen)}
+    counted = {name for name, kind in seen.kinds.items() if kind in ("counter", "histogram")}
+    asked = [query for path in DASHBOARDS for query in queries(path) + variables(path)]
+    unknown, lifetime = [], []
+    for query in asked + rules(seen):
+        unknown += [(query.place, s.name) for s in selectors(query.expr) if s.name not in seen.kinds.keys() | recorded]
+        if "/ variable /" not in query.place:
+            lifetime += [(query.place, name) for name in summed_over_lifetimes(query.expr, counted)]
+    assert unknown == []
+    assert lifetime == []
+
+
+def test_what_was_done_to_the_cluster_is_seen_in_numbers(seen):
+    """Not only that there are series: that they say what happened."""
+
+    def most(query: str) -> float:
+        return max((max(numbers) for numbers in seen.prometheus.values(query, seen.begin, seen.end)), default=0.0)
+
+    assert most("sum(changes(diptych_worker_epoch[1m]))") >= 2  # two workers have a new life
+    assert most('sum(increase(diptych_shed_requests_total{reason="full"}[30s]))') > 0
+    assert most("sum(diptych_rate_limited_requests_total)") > 0
+    assert most("sum(diptych_failed_attempts_total)") > 0
+    assert most("sum(diptych_handoffs_total)") > 10
+    assert most('count(diptych_workers{state="ready"})') == 2
+    assert most('count(up{job=~"diptych-.+"} == 0)') >= 1
+    assert most('count(up{job=~"diptych-.+"} == 1)') == 5
