@@ -6,6 +6,7 @@ from itertools import combinations
 
 import pytest
 
+from observability.stages import GAP_STAGES, TTFT_STAGES
 from tests.monitoring.queries import DASHBOARDS, panels, queries, selectors, summed_over_lifetimes
 
 TYPES = {"timeseries", "stat", "heatmap", "row"}
@@ -85,6 +86,19 @@ def test_rates_not_lifetime_means(path):
         assert summed_over_lifetimes(query.expr, counted) == [], query
         for selector in selectors(query.expr):
             assert selector.span in ("", "[$__rate_interval]"), query
+
+
+def test_the_stacks_of_stages_have_all_stages_and_only_those():
+    (path,) = (path for path in DASHBOARDS if path.stem == "stages")
+    shown = {panel["title"]: panel["targets"][0]["expr"] for panel in panels(path) if panel["type"] == "timeseries"}
+    for title, stages in (
+        ("TTFT by stage, mean", (*TTFT_STAGES, "ttft_unexplained")),
+        ("TTFT by stage, p99", (*TTFT_STAGES, "ttft_unexplained")),
+        ("Second token's gap by stage, mean", (*GAP_STAGES, "gap_unexplained")),
+        ("Second token's gap by stage, p99", (*GAP_STAGES, "gap_unexplained")),
+    ):
+        (named,) = re.findall(r'stage=~"([\w|]+)"', shown[title])
+        assert tuple(named.split("|")) == stages, title
 
 
 def test_a_lifetime_mean_would_be_seen():
