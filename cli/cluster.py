@@ -29,6 +29,7 @@ from cli.ports import KeptPort, keep_port
 from cli.process import ProcessListener, ProcessSpec, ProcessState, ProcessStatus, SupervisedProcess
 from contracts.clock import Clock, MonotonicClock
 from contracts.errors import ConfigError, DiptychError
+from dashboard.slo import SloConfig
 from rpc.channel import ChannelOpener, open_channel
 from rpc.cores import written
 from rpc.secure_channel import opener_for
@@ -212,6 +213,7 @@ def _door_argv(door: DoorOptions) -> list[str]:
     argv += ["--max-body", str(door.max_body_bytes), "--request-timeout", str(door.request_timeout_s)]
     argv += ["--tool-call-parser", door.chat.tool_call_parser]
     argv += [] if door.tracing is None else ["--otlp-endpoint", door.tracing.endpoint]
+    argv += _slo_argv(door.slo)
     argv += ["--trust-request-chat-template"] if door.chat.trust_request_chat_template else []
     for flag, value in (
         ("--max-running", admission.max_running),
@@ -222,6 +224,13 @@ def _door_argv(door: DoorOptions) -> list[str]:
     ):
         if value is not None:
             argv += [flag, str(value)]
+    return argv
+
+
+def _slo_argv(slo: SloConfig) -> list[str]:
+    argv: list[str] = []
+    for name, limit_s in (("ttft", slo.ttft_s), ("itl", slo.itl_s), ("e2e", slo.e2e_s)):
+        argv += ["--slo", f"{name}:off" if limit_s is None else f"{name}:{limit_s * 1e3:.12g}"]
     return argv
 
 

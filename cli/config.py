@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cli.clustersecurity import SecurityOptions
+from dashboard.slo import SloConfig
 from engine.execution.config import ENVIRONMENT as EXECUTION_ENVIRONMENT
 from engine.models.store.config import ENVIRONMENT as STORE_ENVIRONMENT
 from observability.tracing.config import ENVIRONMENT as TRACING_ENVIRONMENT
@@ -95,6 +96,7 @@ class DoorOptions:
     max_body_bytes: int = 8 * MIB
     request_timeout_s: float = 600.0
     tracing: TracingConfig | None = None
+    slo: SloConfig = field(default_factory=SloConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,6 +82,7 @@ ROOT = LazyGroup(
         "demo": LazyCommand("cli.commands.demo", "demo", "See it work: questions, streamed answers, measurements."),
         "generate": LazyCommand("cli.commands.generate", "generate", "Answer prompts offline, with the engine alone."),
         "model": LazyCommand("cli.commands.model", "model", "Get models."),
+        "top": LazyCommand("cli.commands.top", "top", "Watch a router and its workers in this terminal."),
         "key": LazyCommand("cli.commands.key", "key", "Make, list and revoke API keys."),
         "bench": LazyCommand("cli.commands.bench", "bench", "Measure a server under load, or the engine alone."),
         "doctor": LazyCommand("cli.commands.doctor", "doctor", "Say what is wrong with this environment."),

@@ -77,7 +77,7 @@ class Unauthenticated(RpcFailed):
 
 
 class PermissionDenied(RpcFailed):
-    """PERMISSION_DENIED: of something before the router; its keys differ in limits alone."""
+    """PERMISSION_DENIED: of something before the router; its keys differ, for answers, in limits alone."""
 
 
 class Overloaded(RpcFailed):

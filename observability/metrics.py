@@ -46,6 +46,7 @@ class RouterMetrics:
         self._slo: SloMetrics | None = None
         self._live = LiveCollector(model_name, workers, requests)
         self.registry.register(self._live)
+        self._hears_gap: Callable[[float, int], object] | None = None
 
     def measure_by(self, limits: Limits) -> None:
         """Say of requests whether they keep these. Called once."""
@@ -58,6 +59,10 @@ class RouterMetrics:
     def watch_pairs(self, shares: Callable[[], Sequence[PairSample]]) -> None:
         """Ask `shares` at each scrape for the share of each worker's pairs that works, of those that were tried."""
         self._live.pairs = shares
+
+    def pass_gaps(self, listener: Callable[[float, int], object]) -> None:
+        """Tell `listener` as well what `tokens_delivered` is told."""
+        self._hears_gap = listener
 
     def canary_ended(self, outcome: str) -> None:
         """One canary is over: ok, failed or undecided."""
@@ -86,6 +91,8 @@ class RouterMetrics:
     def tokens_delivered(self, gap_s: float, num_tokens: int) -> None:
         """Tokens after the first were given to a front, `gap_s` after the ones before."""
         self._both.gaps.observe(gap_s, num_tokens)
+        if self._hears_gap is not None:
+            self._hears_gap(gap_s, num_tokens)
 
     def request_finished(self, sample: RequestSample) -> None:
         """One request is over, however it ended."""

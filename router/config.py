@@ -14,6 +14,7 @@ from pathlib import Path
 
 from contracts.errors import ConfigError
 from contracts.secret import ClusterSecret
+from dashboard.slo import SloConfig
 from observability.tracing.config import TracingConfig
 from registry.config import RedisConfig
 from rpc.channel import ChannelConfig
@@ -256,7 +257,8 @@ class CanaryConfig:
 class RouterConfig:
     """Everything. `model_dir` is a Hugging-Face-style directory, of which only tokenizer and config files are read.
 
-    `redis` is the registry shared with other routers; None: workers announce themselves to this router.
+    `redis` is the registry shared with other routers; None: workers announce themselves to this router. `slo` is what the
+    dashboard measures requests by.
     """
 
     model_dir: Path
@@ -276,6 +278,7 @@ class RouterConfig:
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
     access: AccessConfig = field(default_factory=AccessConfig)
     tracing: TracingConfig | None = None
+    slo: SloConfig = field(default_factory=SloConfig)
     request_timeout_s: float = 600.0
     drain_timeout_s: float = 30.0
 

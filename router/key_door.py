@@ -1,6 +1,6 @@
 """The lock at both doors: nothing behind it is reached without a key that a doorkeeper knows.
 
-    HTTP  ──Lock──▶ application         401 {"error": …, "code": "invalid_api_key"}     open: /health /ping /version [/metrics]
+    HTTP  ──Lock──▶ application         401 {"error": …, "code": "invalid_api_key"}     open: OPEN_PATHS [/metrics]
     gRPC  ──KeyInterceptor──▶ services  UNAUTHENTICATED                                 open: health, what the router names
 
 What is not named open is closed, so a route that is added later is. Does not know keys or what is behind the doors.
@@ -19,12 +19,13 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from contracts.errors import Unauthenticated
+from dashboard.files import PAGE_PATHS
 from router.caller import ANYBODY, Caller
 from router.http.answer import error_response
 from router.http.request_name import named
 from router.keys import Doorkeeper
 
-OPEN_PATHS = frozenset({"/health", "/ping", "/version"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/version"}) | PAGE_PATHS  # its events need a key
 METRICS_PATH = "/metrics"
 AUTHORIZATION = "authorization"
 _SCOPE_KEY = "diptych.caller"

@@ -52,6 +52,7 @@ class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tokens_per_minute: int | None = None
     requests_per_minute: int | None = None
     best_priority: int = 0
+    dashboard: bool = True
     expires: datetime.date | None = None
     disabled: bool = False
 
@@ -69,6 +70,7 @@ class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             tokens_per_minute=self.tokens_per_minute,
             requests_per_minute=self.requests_per_minute,
             best_priority=self.best_priority,
+            dashboard=self.dashboard,
         )
 
     def __post_init__(self) -> None:

@@ -29,6 +29,7 @@ from router.admission.gate import READERS, Gate
 from router.admission.permits import Admission
 from router.admission.rate_limits import RateLimits
 from router.admission.shared_limits import buckets
+from router.board import Board
 from router.choosing.advisor import Advisor
 from router.choosing.placement import Placement
 from router.config import RouterConfig
@@ -37,6 +38,7 @@ from router.grpc_front import InferenceServicer, RegistryServicer
 from router.halt import Halt
 from router.health import Health
 from router.http.body import FrontLimits
+from router.http.dashboard import DashboardFront
 from router.http.front import HttpFront
 from router.openai.chat import ChatRules
 from router.prompt_log import heard, unheard
@@ -117,6 +119,10 @@ class RouterServer:
         limits = FrontLimits(config.http.max_body_bytes, config.request_timeout_s)
         rules = ChatRules(card, config.chat)
         front = HttpFront(service, self._health.report, metrics, limits, new_id, rules)
+        self._board = Board(config.model_name, config.slo, self._registry, self._count_requests, clock)
+        service.ended = self._board.history.ended
+        metrics.pass_gaps(self._board.history.delivered)
+        front.show(DashboardFront(self._board))
         self._doors = Doors(config)
         self._doors.watch_refusals(self._resilience.call_refused)
         self._doors.measure(metrics.registry)
@@ -128,7 +134,7 @@ class RouterServer:
         """Open the doors. Raises ConfigError when a port is busy; then nothing stays open."""
         ports = await self._doors.start()
         self._membership.start()
-        upkeep = {"housekeeping": self._keep_house, "canary": self._canary.run}
+        upkeep = {"housekeeping": self._keep_house, "canary": self._canary.run, "dashboard": self._board.run}
         if self._membership.link is not None:
             keep_s = 2 * self._config.breaker.max_open_s  # longer than any rest: what opens again after it says so anew
             news = BreakerNews(self._membership.link, self._clock, new_id(), self._breakers.warn, keep_s)
@@ -159,6 +165,7 @@ class RouterServer:
     async def stop(self) -> None:
         """Close both doors, end what still runs with a last word, give everything back. Idempotent."""
         self._halt.now()
+        self._board.close()
         self._admission.halt(Unavailable("this router is stopping"))
         tasks, self._tasks = self._tasks, []
         for task in tasks:

@@ -20,6 +20,7 @@ from contracts.errors import DeadlineExceeded, DiptychError, InvalidRequest, Mod
 from contracts.request import GenerationRequest
 from contracts.sampling import MAX_MAX_TOKENS, SamplingParams
 from contracts.worker import WorkerInfo
+from dashboard.requests import Finished
 from observability.log import get_logger
 from observability.metrics import RouterMetrics
 from observability.stages import Spent
@@ -69,6 +70,7 @@ class Inference:
         self._metrics = metrics
         self.listen: Listener = unheard  # hears what is asked and answered
         self.tracing: Tracing | None = None
+        self.ended: Callable[[Finished], object] | None = None  # is told of each request that is over
 
     def began(self, age_s: float) -> float:
         """The instant of the router's clock that is so long ago."""
@@ -119,6 +121,8 @@ class Inference:
             sample = account.write(now, self._metrics, log)
             if tell is not None:
                 tell(sample.spent)
+            if self.ended is not None:
+                self.ended(account.told(now, sample))
             if trace is not None:
                 trace.end(now, sample, account)
 

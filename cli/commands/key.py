@@ -44,6 +44,7 @@ class NewFlags(TypedDict):
     tokens_per_minute: int | None
     requests_per_minute: int | None
     best_priority: int
+    no_dashboard: bool
     expires: datetime.datetime | None
 
 
@@ -62,6 +63,12 @@ NEW_OPTIONS = (
         metavar="N",
         help="Best priority that its requests may have; lower is better, and a request that names none has 0. "
         "Below 0 it may go before other owners' requests.",
+    ),
+    option(
+        "--no-dashboard",
+        section="Owner",
+        is_flag=True,
+        help="It does not open the dashboard, which shows ids, sizes and times of everybody's requests.",
     ),
     option("--expires", section="Owner", type=_DATE, metavar="YYYY-MM-DD", help="Last day, UTC. [default: never]"),
     file_option,
@@ -84,6 +91,7 @@ def new(**given: Unpack[NewFlags]) -> None:
             tokens_per_minute=given["tokens_per_minute"],
             requests_per_minute=given["requests_per_minute"],
             best_priority=given["best_priority"],
+            dashboard=not given["no_dashboard"],
             expires=None if expires is None else expires.date(),
         )
     except ValueError as error:

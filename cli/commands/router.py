@@ -11,6 +11,7 @@ import click
 from cli.commands import flags
 from cli.commands.admissionflags import ADMISSION_OPTIONS, AdmissionFlags, admission_config, limits_config
 from cli.commands.chatflags import CHAT_OPTIONS, ChatFlags, chat_config
+from cli.commands.dashboardflags import DashboardFlags, slo_config, slo_option
 from cli.commands.doorflags import DOOR_OPTIONS, DoorFlags, cluster_secret, doors
 from cli.commands.policyflags import POLICY_OPTIONS, PolicyFlags, policy_config
 from cli.commands.registryflags import REGISTRY_OPTIONS, RegistryFlags, redis_config
@@ -22,7 +23,9 @@ from router.config import CanaryConfig, HttpConfig, RouterConfig
 from rpc.server import ServerConfig
 
 
-class RouterFlags(AdmissionFlags, ChatFlags, DoorFlags, PolicyFlags, RegistryFlags, TracingFlags, WayFlags):
+class RouterFlags(
+    AdmissionFlags, ChatFlags, DashboardFlags, DoorFlags, PolicyFlags, RegistryFlags, TracingFlags, WayFlags
+):
     """What click hands over, checked by the options below."""
 
     model: Path
@@ -54,6 +57,7 @@ OPTIONS = (
     *ADMISSION_OPTIONS,
     flags.drain_timeout_option,
     otlp_option,
+    slo_option,
     flags.exit_with_option,
     flags.service_log_level_option,
     flags.log_prompts_option,
@@ -83,6 +87,7 @@ def router_config(given: RouterFlags) -> RouterConfig:
         canary=CanaryConfig(interval_s=given["canary_interval"]),
         disaggregation=disaggregation_config(given),
         tracing=traces(given),
+        slo=slo_config(given),
         request_timeout_s=given["request_timeout"],
         drain_timeout_s=given["drain_timeout"],
     )

@@ -21,6 +21,7 @@ from cli.clustersecurity import SecurityOptions, cluster_security
 from cli.commands import flags
 from cli.commands.admissionflags import ADMISSION_OPTIONS, AdmissionFlags, admission_config, limits_config
 from cli.commands.chatflags import CHAT_OPTIONS, ChatFlags, chat_config
+from cli.commands.dashboardflags import DashboardFlags, slo_config, slo_option
 from cli.commands.doorflags import KEY_OPTIONS, SECTION, KeyFlags, check_secret, secret_option
 from cli.commands.policyflags import POLICY_OPTIONS, PolicyFlags, policy_config
 from cli.commands.registryflags import REGISTRY_OPTIONS, RegistryFlags, redis_config
@@ -43,7 +44,7 @@ from rpc.process import StopSignals
 STOP_MARGIN_S = 15.0
 
 
-class UpFlags(AdmissionFlags, ChatFlags, KeyFlags, PolicyFlags, RegistryFlags, TracingFlags, WayFlags):
+class UpFlags(AdmissionFlags, ChatFlags, DashboardFlags, KeyFlags, PolicyFlags, RegistryFlags, TracingFlags, WayFlags):
     """What click hands over, checked by the options below."""
 
     model: str
@@ -140,6 +141,7 @@ OPTIONS = (
     ),
     flags.drain_timeout_option,
     otlp_option,
+    slo_option,
     option(
         "--start-timeout",
         section="Running",
@@ -197,6 +199,7 @@ def cluster_config(given: UpFlags, model_dir: Path, security: SecurityOptions | 
             max_body_bytes=given["max_body"],
             request_timeout_s=given["request_timeout"],
             tracing=traces(given),
+            slo=slo_config(given),
         ),
         workers=workers,
         worker_cores=cores,
@@ -248,6 +251,7 @@ class Announcer:
         self._display.say(f"ready: {config.model_name} ({pools}, threads per worker: {config.workers.threads})")
         self._display.say(f"  OpenAI API  {cluster.http_url}/v1")
         self._display.say(f"  gRPC        {cluster.grpc_address}  diptych.v1.Inference")
+        self._display.say(f"  dashboard   {cluster.http_url}/dashboard")
         for status in cluster.statuses:
             self._display.say(f"  metrics     {status.metrics}  {status.name}")
         for line in config.security.lines():

@@ -1,7 +1,7 @@
 """The door for OpenAI clients: routes, headers, bodies and their limits.
 
     POST /v1/chat/completions · /v1/completions · /tokenize · /detokenize
-    GET /v1/models · /health · /ping · /version · /metrics
+    GET /v1/models · /health · /ping · /version · /metrics · /dashboard
 
 Everything that is refused here or deeper becomes {"error": {message, type, param, code}} with its status. Does not know
 how answers are made, or the forms that they are sent in.
@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from contracts.errors import DiptychError, InternalError
+from dashboard.files import EVENTS_PATH, PAGE_PATHS
 from observability.metrics import RouterMetrics
 from router.admission.deadlines import wanted_timeout_s
 from router.choosing.sessions import HEADER, session_of
@@ -27,6 +28,7 @@ from router.exchange import Ask, TextPrompt, valid_traceparent, valid_tracestate
 from router.health import HealthReport
 from router.http.answer import AnswerResponse, error_response
 from router.http.body import FrontLimits, Refused, read_body
+from router.http.dashboard import DashboardFront
 from router.http.direct import Direct, Endpoint
 from router.http.incoming import Incoming
 from router.http.request_name import checked_name, given_name, named
@@ -70,7 +72,7 @@ class HttpFront:
             "/v1/chat/completions": self._guarded(self._chat),
             "/v1/completions": self._guarded(self._completion),
         }
-        rest = Starlette(
+        self._rest = rest = Starlette(
             routes=[
                 *(_route(path, endpoint, "POST") for path, endpoint in loaded.items()),  # for other methods
                 _route("/v1/models", self._guarded(self._models)),
@@ -79,12 +81,17 @@ class HttpFront:
                 _route("/detokenize", self._guarded(tokens.detokenize), "POST"),
                 _route("/health", self._guarded(self._health)),
                 _route("/ping", self._guarded(self._health), "GET", "POST"),
-                _route("/version", self._guarded(self._version)),
+                _route("/version", self._guarded(_version)),
                 _route("/metrics", self._guarded(self._show_metrics)),
             ],
             exception_handlers={HTTPException: self._on_http_exception, Exception: self._on_fault},
         )
         self.app = Direct({("POST", path): endpoint for path, endpoint in loaded.items()}, rest, self._fault)
+
+    def show(self, dashboard: DashboardFront) -> None:
+        """Serve this one as well; once, before the door opens."""
+        routes = [_route(path, self._guarded(dashboard.page)) for path in sorted(PAGE_PATHS)]
+        self._rest.router.routes += [*routes, _route(EVENTS_PATH, self._guarded(dashboard.events))]
 
     async def _chat(self, request: Incoming, request_id: str) -> Response:
         body = parse(ChatBody, await read_body(request, self._limits))
@@ -168,10 +175,6 @@ class HttpFront:
         report = self._health_now()
         return _json(report.as_json(), 200 if report.servable else 503)
 
-    async def _version(self, request: Incoming, request_id: str) -> Response:
-        del request, request_id
-        return _json({"version": importlib.metadata.version("diptych")})
-
     async def _on_http_exception(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message = f"{request.method} {request.url.path[:_SHOWN_PATH]}: {error.detail}"
@@ -192,6 +195,11 @@ class HttpFront:
     async def _show_metrics(self, request: Incoming, request_id: str) -> Response:
         del request, request_id
         return Response(self._metrics.render(), media_type="text/plain; version=0.0.4")
+
+
+async def _version(request: Incoming, request_id: str) -> Response:
+    del request, request_id
+    return _json({"version": importlib.metadata.version("diptych")})
 
 
 def _completion_names(body: CompletionBody) -> Mapping[str, str]:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from contracts.errors import DiptychError, ErrorCode
 from contracts.request import FinishReason
+from contracts.worker import WorkerKind
+from dashboard.requests import Finished
 from observability.log import Log
 from observability.metrics import RequestSample, RouterMetrics
 from observability.stages import StageTimes
 from router.exchange import Ask
 from router.serving.answers import Answers, Times
 
+_PREFILL, _DECODE = WorkerKind.PREFILL, WorkerKind.DECODE
 _SUCCESSES = frozenset((FinishReason.STOP.value, FinishReason.LENGTH.value))
 
 
@@ -57,6 +60,27 @@ class Account:
             **self._way(),
         )
         return sample
+
+    def told(self, now: float, sample: RequestSample) -> Finished:
+        """What a dashboard shows of it: nothing of its words, nor whose they are."""
+        request_id = self._ask.request_id
+        if self.answers is None:
+            return Finished(request_id, now, sample)
+        progress = self.answers.first.progress
+        prefill, decode, decision = progress.at.get(_PREFILL), progress.at.get(_DECODE), progress.decision
+        return Finished(
+            request_id,
+            now,
+            sample,
+            prefill="" if prefill is None else prefill.worker_id,
+            decode="" if decode is None else decode.worker_id,
+            reason="" if decision is None else decision.reason.value,
+            remote_s=None if decision is None else decision.predicted_remote_s,
+            local_s=None if decision is None else decision.predicted_local_s,
+            measured_s=None if decision is None else decision.measured_s,
+            num_failures=progress.num_failures,
+            num_moves=progress.num_moves,
+        )
 
     def _sample(self, now: float) -> RequestSample:
         times, answers, outcome = self.times, self.answers, self._outcome

@@ -12,6 +12,7 @@ from tree import PACKAGES, ROOT, sources
 TORCH_FREE = (
     "router",
     "contracts",
+    "dashboard",
     "diptych_client",
     "observability",
     "rpc",

@@ -9,6 +9,7 @@ PACKAGES = (
     "bench",
     "cli",
     "contracts",
+    "dashboard",
     "decode_service",
     "diptych_client",
     "engine",

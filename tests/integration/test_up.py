@@ -16,6 +16,7 @@ import httpx
 import psutil
 import pytest
 
+from cli.top.watch import Source, events
 from contracts.pb.diptych.v1 import handoff_pb2, prefill_pb2, registry_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -149,7 +150,10 @@ def test_killed_processes_are_started_again_and_the_answers_go_on(tmp_path):
         text = cluster.complete()
         for name in ("prefill-0", "decode-0", "router"):
             pid = cluster.pid_of(name)
-            os.kill(pid, signal.SIGKILL)
+            if name == "router":
+                os.kill(pid, signal.SIGKILL)
+            else:
+                kill_before_the_dashboard(cluster, name, pid)
 
             def back(name=name, pid=pid):
                 now = {p["name"]: p for p in cluster.facts["processes"]}[name]
@@ -163,6 +167,18 @@ def test_killed_processes_are_started_again_and_the_answers_go_on(tmp_path):
         cluster.process.terminate()
         assert cluster.process.wait(STOP_S) == 0, cluster.log.read_text()
         assert not [child for child in cluster.children if child.is_running()]
+
+
+def kill_before_the_dashboard(cluster, name, pid):
+    """Whoever watches is told within three seconds that this life of the worker is over."""
+    watched = events(Source(cluster.facts["http"]))
+    (epoch,) = (w.epoch for w in next(watched).workers if w.id == name)
+    os.kill(pid, signal.SIGKILL)
+    killed_at = time.monotonic()
+    for frame in watched:
+        if not any(w.id == name and w.epoch == epoch and w.state == "ready" for w in frame.workers):
+            break
+    assert time.monotonic() - killed_at < 3, name
 
 
 def models(cluster):

@@ -1,0 +1,102 @@
+"""`diptych top`: a router's dashboard in this terminal, until Ctrl-C. Does not know how it is drawn."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TypedDict, Unpack
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from cli.commands.doorflags import SECTION
+from cli.options import SectionedCommand, apply, option
+from cli.top.screen import Screen
+from cli.top.watch import Source, events
+from contracts.errors import ConfigError, Unavailable
+from dashboard.frames import Frame
+from rpc.tls import TlsConfig
+from rpc.tls_context import client_context
+
+_AGAIN_S = 1.0
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+class TopFlags(TypedDict):
+    """What click hands over."""
+
+    url: str
+    api_key_file: Path | None
+    tls_ca: Path | None
+    once: bool
+
+
+OPTIONS = (
+    option("--url", section="Router", default="http://127.0.0.1:8000", metavar="URL", help="Where its HTTP API is."),
+    option("--api-key-file", section=SECTION, type=_FILE, metavar="FILE", help="Its first line is the API key."),
+    option(
+        "--tls-ca",
+        section=SECTION,
+        type=_FILE,
+        metavar="FILE.pem",
+        help="Believe a router that this authority vouches for.",
+    ),
+    option("--once", section="Other", is_flag=True, help="Print one second's picture and end."),
+)
+
+
+@click.command("top", cls=SectionedCommand)
+def top(**given: Unpack[TopFlags]) -> None:
+    """Watch a router and its workers: latencies, pools, and the last requests by stage.
+
+    The same as its /dashboard in a browser. Ctrl-C ends it.
+    """
+    tls = None if given["tls_ca"] is None else client_context(TlsConfig(ca=given["tls_ca"]))
+    source = Source(given["url"], _key(given["api_key_file"]), tls)
+    if given["once"]:
+        _print_one(source)
+    else:
+        _watch(source)
+
+
+def _print_one(source: Source) -> None:
+    screen = Screen()
+    for said in events(source):
+        screen.take(said)
+        if isinstance(said, Frame):
+            Console(width=None if Console().is_terminal else 120).print(screen.draw())
+            return
+    raise Unavailable(f"{source.url}: the router ended the stream")
+
+
+def _watch(source: Source) -> None:
+    """The first connection must succeed; later ones are tried again for as long as it takes."""
+    screen, stream, console = Screen(), events(source), Console()
+    screen.take(next(stream))
+    with Live(screen.draw(height=console.height), console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            try:
+                for said in stream:
+                    screen.take(said)
+                    live.update(screen.draw(height=console.height), refresh=True)
+            except Unavailable as error:
+                live.update(screen.draw(error.message, console.height), refresh=True)
+            time.sleep(_AGAIN_S)
+            stream = events(source)
+
+
+def _key(path: Path | None) -> str:
+    """The key of this file, "" for none. Raises ConfigError for a file that has none."""
+    if path is None:
+        return ""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-key-file: {path}: {error}") from error
+    if not lines or not lines[0].strip():
+        raise ConfigError(f"--api-key-file: {path} is empty")
+    return lines[0].strip()
+
+
+apply(OPTIONS, top)

@@ -1,0 +1,1 @@
+"""`diptych top`: the dashboard in a terminal."""

@@ -1,0 +1,220 @@
+"""What `diptych top` draws: latencies with the last minute as a line of blocks, the workers, requests by stage: the last, the
+slowest and the failed.
+
+Values in, renderables of rich out; keeps the last minute. Does not know where they come from.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from dashboard.frames import Frame, Limits, RequestRow, Snapshot, Spread, Window, WorkerRow
+
+_MINUTE = 60
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_BAR = 28
+_NUM_REQUESTS = 24
+_NUM_OTHERS = 3  # of the slowest, and of the failed
+_LINES_BESIDE = 17  # that are no worker and no request
+_LEAST = 3
+_STATES = {"ready": "green", "starting": "yellow", "draining": "yellow", "silent": "yellow"}
+STAGES = {
+    "receive": "grey42",
+    "admission": "grey50",
+    "tokenise": "grey58",
+    "route": "grey66",
+    "retry": "magenta",
+    "prefill_queue": "dark_cyan",
+    "prefill_compute": "cyan",
+    "notify": "wheat4",
+    "emit": "grey74",
+    "unexplained": "red",
+    "transfer": "orange3",
+    "commit": "dark_orange3",
+    "decode_queue": "medium_purple4",
+    "first_step": "medium_purple",
+    "recover": "magenta",
+}
+
+
+def sparkline(values: Sequence[float | None]) -> str:
+    """One block a value, the highest is full; a space where there is none."""
+    top = max((v for v in values if v is not None), default=0.0)
+    if top <= 0:
+        return "".join(" " if v is None else _BLOCKS[0] for v in values)
+    return "".join(" " if v is None else _BLOCKS[round(v / top * (len(_BLOCKS) - 1))] for v in values)
+
+
+def shown_ms(value: float | None) -> str:
+    """Milliseconds, or seconds where there are many; a dash for none."""
+    if value is None:
+        return "–"
+    if value >= 1000:
+        return f"{value / 1000:.2f} s"
+    return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms"
+
+
+class Screen:
+    """Of one router."""
+
+    def __init__(self) -> None:
+        self._title = ""
+        self._limits = Limits()
+        self._look_s = 10
+        self._windows: deque[Window] = deque(maxlen=_MINUTE)
+        self._workers: tuple[WorkerRow, ...] = ()
+        self._requests: deque[RequestRow] = deque(maxlen=_NUM_REQUESTS)
+        self._slowest: tuple[RequestRow, ...] = ()
+        self._failed: tuple[RequestRow, ...] = ()
+
+    def take(self, said: Frame | Snapshot) -> None:
+        """What came."""
+        if isinstance(said, Snapshot):
+            self._title = f"{said.model} · Diptych {said.version}"
+            self._limits, self._look_s = said.limits, said.look_s
+            self._windows = deque(said.windows, maxlen=_MINUTE)
+            self._requests = deque(reversed(said.requests[:_NUM_REQUESTS]), maxlen=_NUM_REQUESTS)
+            self._slowest, self._failed = said.slowest, said.failed
+        else:
+            self._windows.append(said.window)
+            self._requests.extend(reversed(said.requests))
+            self._slowest = self._slowest if said.slowest is None else said.slowest
+            self._failed = self._failed if said.failed is None else said.failed
+        self._workers = said.workers
+
+    def draw(self, link: str = "live", height: int = 50) -> RenderableType:
+        """All of it, as of now; `link` says how the connection is. The last requests get the lines of `height` that are left."""
+        head = Text.assemble((self._title, "bold"), "  ", (link, "green" if link == "live" else "yellow"))
+        slowest, failed = self._slowest[:_NUM_OTHERS], self._failed[:_NUM_OTHERS]
+        left = height - _LINES_BESIDE - max(1, len(self._workers)) - len(slowest) - len(failed)
+        recent = list(reversed(self._requests))[: max(_LEAST, left)]
+        return Group(head, "", self._numbers(), "", self._crew(), "", _lists(recent, slowest, failed))
+
+    def _numbers(self) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for name in ("", "p50", "p90", "p99", "limit"):
+            table.add_column(name, justify="left" if not name else "right", no_wrap=True)
+        table.add_column("p99 of the last minute", no_wrap=True)
+        named: tuple[tuple[str, Callable[[Window], Spread | None], float | None], ...] = (
+            ("first token", lambda w: w.ttft, self._limits.ttft),
+            ("between tokens", lambda w: w.itl, self._limits.itl),
+            ("hand-off", lambda w: w.handoff, self._limits.itl),  # a part of the gap to the second token
+            ("unexplained", lambda w: w.unexplained, None),
+        )
+        last = self._windows[-1] if self._windows else Window(0.0)
+        for name, of, limit in named:
+            spread = of(last)
+            p99 = None if spread is None else spread.p99
+            over = p99 is not None and limit is not None and p99 > limit
+            line = sparkline([None if (s := of(w)) is None else s.p99 for w in self._windows])
+            table.add_row(
+                name,
+                shown_ms(None if spread is None else spread.p50),
+                shown_ms(None if spread is None else spread.p90),
+                Text(shown_ms(p99), style="red" if over else ""),
+                "" if limit is None else shown_ms(limit),
+                Text(line, style="cyan"),
+            )
+        lately = list(self._windows)[-self._look_s :]
+        seconds = max(1, len(lately))
+        finished, good = sum(w.finished for w in lately), sum(w.good for w in lately)
+        judged = finished - sum(w.excused for w in lately)
+        table.add_row("tokens/s", f"{sum(w.tokens for w in lately) / seconds:.0f}", "", "", "", _line(self._windows))
+        kept = f"{good / judged:.0%} within limits" if judged else "–"
+        table.add_row(
+            "requests/s",
+            f"{finished / seconds:.1f}",
+            "",
+            "",
+            "",
+            f"{last.running} running, {last.waiting} waiting",
+        )
+        table.add_row("goodput/s", f"{good / seconds:.1f}", "", "", "", kept)
+        return table
+
+    def _crew(self) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for name in ("worker", "pool", "state", "KV", "running", "waiting", "queue", "up", "epoch", "connectors"):
+            table.add_column(
+                name, justify="right" if name in ("KV", "running", "waiting", "queue", "up") else "left", no_wrap=True
+            )
+        for worker in self._workers:
+            table.add_row(
+                escape(worker.id),
+                worker.pool,
+                Text(worker.state, style=_STATES.get(worker.state, "bold red")),
+                f"{worker.kv:.0%}",
+                f"{worker.running}/{worker.slots}" if worker.slots else str(worker.running),
+                str(worker.waiting),
+                f"{worker.queued_tokens} tok",
+                _age(time.time() - worker.epoch / 1e3),
+                str(worker.epoch),
+                ", ".join(worker.connectors),
+            )
+        if not self._workers:
+            table.add_row("no worker")
+        return table
+
+
+def _lists(recent: Sequence[RequestRow], slowest: Sequence[RequestRow], failed: Sequence[RequestRow]) -> Table:
+    """The last requests, then the others under their names; each list has a scale of its own."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("ended", "outcome", "TTFT", "to the second token, by stage", "workers", "tokens"):
+        table.add_column(name, justify="right" if name in ("TTFT", "tokens") else "left", no_wrap=True)
+    for title, rows in (("", recent), ("slowest", slowest), ("failed", failed)):
+        if title and rows:
+            table.add_row(Text(title, style="dim"))
+        longest = max((_drawn_ms(row) for row in rows), default=0.0)
+        for row in rows:
+            table.add_row(*_cells(row, longest))
+    return table
+
+
+def _cells(row: RequestRow, longest: float) -> tuple[RenderableType, ...]:
+    return (
+        time.strftime("%H:%M:%S", time.localtime(row.t)),
+        Text(row.outcome.lower(), style="green" if row.good else "yellow" if row.ok else "red"),
+        shown_ms(row.ttft),
+        _waterfall(row, longest),
+        escape(" → ".join(filter(None, (row.prefill, row.decode)))),
+        f"{row.prompt_tokens} → {row.output_tokens}",
+    )
+
+
+def _drawn_ms(row: RequestRow) -> float:
+    return sum(row.stages.values()) + max(0.0, row.unexplained)
+
+
+def _line(windows: Sequence[Window]) -> Text:
+    return Text(sparkline([float(w.tokens) for w in windows]), style="medium_purple")
+
+
+def _waterfall(row: RequestRow, longest: float) -> Text:
+    """Its stages, each as wide as its share of the longest of those that are shown."""
+    times = {**row.stages, "unexplained": max(0.0, row.unexplained)}
+    text, at = Text(), 0.0
+    for stage, style in STAGES.items():
+        begun = _place(at, longest)
+        at += times.get(stage, 0.0)
+        text.append("█" * (_place(at, longest) - begun), style=style)
+    text.append(" " * (_BAR - len(text)))
+    return text
+
+
+def _place(at_ms: float, longest_ms: float) -> int:
+    return min(_BAR, round(at_ms / longest_ms * _BAR)) if longest_ms else 0
+
+
+def _age(seconds: float) -> str:
+    if seconds < 60:
+        return f"{max(0, int(seconds))} s"
+    if seconds < 3600:
+        return f"{int(seconds // 60)} min"
+    return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"

@@ -1,0 +1,1 @@
+"""What a person watches: the last minutes of one router and its workers, in numbers."""

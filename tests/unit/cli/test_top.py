@@ -1,0 +1,118 @@
+"""`diptych top`: what it draws, what it says of what is wrong, and the flag that it is measured by."""
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from cli.cluster import router_argv
+from cli.commands.router import router as router_command
+from cli.config import ClusterConfig, DoorOptions
+from cli.main import run
+from cli.ports import keep_port
+from cli.top.screen import Screen, shown_ms, sparkline
+from dashboard.frames import WorkerRow
+from dashboard.history import History, Instant, Title
+from dashboard.slo import SloConfig
+from tests.unit.dashboard.finished import finished
+
+
+def drawn(screen: Screen, link: str = "live", height: int = 50) -> str:
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(screen.draw(link, height))
+    return console.export_text()
+
+
+def test_it_draws_what_came():
+    history, screen = History(Title("austen", "9.9", 0.0), SloConfig(ttft_s=0.06)), Screen()
+    screen.take(history.snapshot())
+    history.ended(finished("a", prefill="p0", decode="d0"))
+    history.ended(finished("b", outcome="UNAVAILABLE", ttft_s=None))
+    workers = (
+        WorkerRow("p0", "prefill", "ready", 1764493841123, kv=0.25),
+        WorkerRow("[red]d0", "decode", "suspect", 1),
+    )
+    screen.take(history.tick(Instant(1.0, 1.0), workers, 3, 7))
+    text = drawn(screen)
+    for said in (
+        "austen",
+        "9.9",
+        "50.0 ms",
+        "60.0 ms",
+        "p0 → d0",
+        "unavailable",
+        "25%",
+        "suspect",
+        "[red]d0",
+        "3 running",
+        "7 waiting",
+        "goodput/s",
+        "50% within limits",
+        "slowest",
+        "failed",
+        "1764493841123",
+    ):
+        assert said in text
+    assert "away for now" in drawn(screen, "away for now")
+
+
+def test_the_last_requests_get_the_lines_that_are_left():
+    history, screen = History(Title("austen", "9.9", 0.0), SloConfig()), Screen()
+    for second in range(20):
+        history.ended(finished(ttft_s=0.05 + second))
+        history.tick(Instant(second, second), (), 0, 0)
+    screen.take(history.snapshot())
+    lines = [drawn(screen, height=height).rstrip().count("\n") + 1 for height in (24, 30, 60)]
+    assert lines[0] <= 24 < lines[1] <= 30 < lines[2] <= 60
+
+
+def test_nothing_at_all_can_be_drawn():
+    assert "no worker" in drawn(Screen())
+
+
+@given(st.lists(st.none() | st.floats(0, 1e9), max_size=80))
+def test_a_sparkline_has_a_block_a_value(values):
+    line = sparkline(values)
+    assert len(line) == len(values)
+    assert all((char == " ") == (value is None) for char, value in zip(line, values, strict=True))
+    known = [v for v in values if v]
+    if known:
+        assert line[values.index(max(known))] == "█"
+
+
+def test_times_are_written_short():
+    assert [shown_ms(v) for v in (None, 0.5, 99.94, 345.6, 1234.0)] == ["–", "0.5 ms", "99.9 ms", "346 ms", "1.23 s"]
+
+
+def test_who_is_not_there_is_one_line(capsys):
+    kept = keep_port("127.0.0.1", 0, "--port")
+    port = kept.port
+    kept.release()
+    assert run(["top", "--url", f"http://127.0.0.1:{port}", "--once"]) == 1
+    assert str(port) in capsys.readouterr().err
+    assert run(["top", "--url", "nonsense", "--once"]) == 2
+    assert "--url" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["ttft", "ttft:", "ttft:fast", "speed:1", ":5", "ttft:1:2"])
+def test_a_limit_that_is_none_is_refused_with_its_value(value, capsys):
+    assert run(["router", "--model", "/tmp", "--slo", value]) == 2
+    assert value in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["ttft:0", "ttft:-1", "itl:inf", "itl:nan"])
+def test_a_limit_that_nothing_can_keep_is_refused_by_name(value, capsys):
+    assert run(["router", "--model", "/tmp", "--slo", value]) == 2
+    assert f"slo.{value.split(':')[0]}" in capsys.readouterr().err
+
+
+def test_up_hands_its_limits_on(tmp_path):
+    slo = SloConfig(ttft_s=0.25, itl_s=None, e2e_s=12.5)
+    port = keep_port("127.0.0.1", 0, "--port")
+    argv = list(router_argv(ClusterConfig(model_dir=tmp_path, model_name="m", door=DoorOptions(slo=slo)), port, port))
+    port.release()
+    flags = argv[argv.index("cli") + 2 :]
+    given = router_command.make_context("router", flags).params["slo"]
+    assert SloConfig(**{f"{name}_s": limit for name, limit in given}) == slo
