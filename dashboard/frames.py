@@ -24,7 +24,8 @@ class Window(msgspec.Struct, frozen=True, omit_defaults=True):
     ttft: Spread | None = None
     itl: Spread | None = None
     handoff: Spread | None = None  # what a hand-off adds before the second token: exposed transfer, commit, queue
-    unexplained: Spread | None = None  # of TTFT, beside all stages
+    unexplained: Spread | None = None  # of TTFT, beside all stages; how large, whichever its sign
+    second_unexplained: Spread | None = None  # the same of the gap before the second token
     tokens: int = 0
     finished: int = 0
     failed: int = 0
@@ -93,7 +94,9 @@ class RequestRow(msgspec.Struct, frozen=True, omit_defaults=True):
     cached_tokens: int = 0
     output_tokens: int = 0
     stages: dict[str, float] = {}
-    unexplained: float = 0.0
+    unexplained: float = 0.0  # of `ttft`, beside all stages; below 0 where these say too much
+    second: float | None = None  # the gap between its first and its second token
+    second_unexplained: float = 0.0  # the same of it
     handoff: HandoffRow | None = None
     prefill: str = ""
     decode: str = ""

@@ -56,7 +56,8 @@ class History:
         self._num_tokens = 0
         self._num_finished = 0
         self._ttft, self._itl = Sliding(LOOK_S), Sliding(LOOK_S)
-        self._handoff, self._unexplained = Sliding(LOOK_S), Sliding(LOOK_S)
+        self._handoff = Sliding(LOOK_S)
+        self._unexplained, self._second_unexplained = Sliding(LOOK_S), Sliding(LOOK_S)
         self._windows: deque[Window] = deque(maxlen=SPAN_S)
         self._boards = Boards(slo)
         self._crew = Crew()
@@ -81,7 +82,9 @@ class History:
         self._ttft.close([f.sample.ttft_s for f in finished if f.sample.ttft_s is not None])
         self._itl.close(gaps)
         self._handoff.close([s for f in finished if (s := f.handoff_s) is not None])
-        self._unexplained.close([f.unexplained_s for f in finished if f.sample.succeeded])
+        succeeded = [f for f in finished if f.sample.succeeded]
+        self._unexplained.close([abs(f.unexplained_s) for f in succeeded])
+        self._second_unexplained.close([abs(f.gap_unexplained_s) for f in succeeded if f.sample.gap_s is not None])
         num_tokens, self._num_tokens = self._num_tokens, 0
         num_finished, self._num_finished = self._num_finished, 0
         window = Window(
@@ -90,6 +93,7 @@ class History:
             itl=_spread(self._itl),
             handoff=_spread(self._handoff),
             unexplained=_spread(self._unexplained),
+            second_unexplained=_spread(self._second_unexplained),
             tokens=num_tokens,
             finished=num_finished,
             failed=sum(f.failed for f in finished),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from contracts.errors import ErrorCode
 from dashboard.frames import DecisionRow, HandoffRow, RequestRow
 from dashboard.slo import SloConfig, mean_gap_s
-from observability.metrics import RequestSample
+from observability.samples import RequestSample
 
 RECENT = 60
 EACH_SECOND = 12
@@ -55,8 +55,13 @@ class Finished:
 
     @property
     def unexplained_s(self) -> float:
-        """Of TTFT, beside all stages."""
-        return max(0.0, (self.sample.ttft_s or 0.0) - self.sample.stages.ttft_s)
+        """Of TTFT, beside all stages; below 0 where these say too much."""
+        return self.sample.spent.ttft_unexplained_s or 0.0
+
+    @property
+    def gap_unexplained_s(self) -> float:
+        """The same of the gap between its first and its second token."""
+        return self.sample.spent.gap_unexplained_s or 0.0
 
     @property
     def handoff_s(self) -> float | None:
@@ -88,8 +93,10 @@ def row(finished: Finished, number: int, wall_s: float, slo: SloConfig) -> Reque
         prompt_tokens=sample.num_prompt_tokens,
         cached_tokens=sample.num_cached_tokens,
         output_tokens=sample.num_output_tokens,
-        stages={name: to_ms(s) for name, s in sample.stages.by_name() if s > 0},
+        stages={name: to_ms(s) for name, s in sample.stages.by_name() if s},
         unexplained=to_ms(finished.unexplained_s),
+        second=ms(sample.gap_s),
+        second_unexplained=to_ms(finished.gap_unexplained_s),
         handoff=None
         if handoff is None
         else HandoffRow(

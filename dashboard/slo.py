@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from contracts.errors import ConfigError
-from observability.metrics import RequestSample
+from observability.samples import RequestSample
 
 
 @dataclass(frozen=True, slots=True)

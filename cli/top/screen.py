@@ -22,7 +22,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _BAR = 28
 _NUM_REQUESTS = 24
 _NUM_OTHERS = 3  # of the slowest, and of the failed
-_LINES_BESIDE = 17  # that are no worker and no request
+_LINES_BESIDE = 18  # that are no worker and no request
 _LEAST = 3
 _STATES = {"ready": "green", "starting": "yellow", "draining": "yellow", "silent": "yellow"}
 STAGES = {
@@ -40,7 +40,9 @@ STAGES = {
     "commit": "dark_orange3",
     "decode_queue": "medium_purple4",
     "first_step": "medium_purple",
+    "relay": "steel_blue",
     "recover": "magenta",
+    "second_unexplained": "red",
 }
 
 
@@ -107,6 +109,7 @@ class Screen:
             ("between tokens", lambda w: w.itl, self._limits.itl),
             ("hand-off", lambda w: w.handoff, self._limits.itl),  # a part of the gap to the second token
             ("unexplained", lambda w: w.unexplained, None),
+            ("  before token 2", lambda w: w.second_unexplained, None),
         )
         last = self._windows[-1] if self._windows else Window(0.0)
         for name, of, limit in named:
@@ -188,8 +191,13 @@ def _cells(row: RequestRow, longest: float) -> tuple[RenderableType, ...]:
     )
 
 
+def _times(row: RequestRow) -> dict[str, float]:
+    times = {**row.stages, "unexplained": row.unexplained, "second_unexplained": row.second_unexplained}
+    return {stage: max(0.0, time_ms) for stage, time_ms in times.items()}
+
+
 def _drawn_ms(row: RequestRow) -> float:
-    return sum(row.stages.values()) + max(0.0, row.unexplained)
+    return sum(_times(row).values())
 
 
 def _line(windows: Sequence[Window]) -> Text:
@@ -198,7 +206,7 @@ def _line(windows: Sequence[Window]) -> Text:
 
 def _waterfall(row: RequestRow, longest: float) -> Text:
     """Its stages, each as wide as its share of the longest of those that are shown."""
-    times = {**row.stages, "unexplained": max(0.0, row.unexplained)}
+    times = _times(row)
     text, at = Text(), 0.0
     for stage, style in STAGES.items():
         begun = _place(at, longest)

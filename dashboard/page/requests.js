@@ -6,9 +6,9 @@ import { bytes, clock, count, duration, make } from "./words.js";
 const STAGES = [
   ["receive", "receive"], ["admission", "admission"], ["tokenise", "tokenise"], ["route", "route"], ["retry", "retry"], ["prefill_queue", "prefill queue"],
   ["prefill_compute", "prefill"], ["notify", "notify"], ["emit", "emit"], ["unexplained", "unexplained"],
-  ["transfer", "transfer"], ["commit", "commit"], ["decode_queue", "decode queue"], ["first_step", "first step"], ["recover", "recover"], ["decode", "decode"],
+  ["transfer", "transfer"], ["commit", "commit"], ["decode_queue", "decode queue"], ["first_step", "first step"], ["relay", "relay"], ["recover", "recover"],
+  ["second_unexplained", "unexplained"], ["decode", "decode"],
 ];
-const GAP = ["transfer", "commit", "decode_queue", "first_step", "recover"];
 const OUTCOMES = { CANCELLED: "left", RESOURCE_EXHAUSTED: "sent away", DEADLINE_EXCEEDED: "out of time", UNAVAILABLE: "unavailable", INVALID_ARGUMENT: "refused" };
 const REASONS = {
   request: "the request asked for it", no_pair: "no pair of workers was there", handoffs_failed: "hand-offs failed before", always: "always, by configuration",
@@ -17,9 +17,8 @@ const REASONS = {
 
 export function parts(request) {
   const stages = request.stages ?? {};
-  const after = GAP.reduce((sum, name) => sum + (stages[name] ?? 0), 0);
-  const decode = request.ttft === undefined ? 0 : Math.max(0, request.e2e - request.ttft - after);
-  const times = { ...stages, unexplained: Math.max(0, request.unexplained ?? 0), decode };
+  const decode = request.ttft === undefined ? 0 : Math.max(0, request.e2e - request.ttft - (request.second ?? 0));
+  const times = { ...stages, unexplained: request.unexplained ?? 0, second_unexplained: request.second_unexplained ?? 0, decode };
   return STAGES.map(([id, name]) => ({ id, name, ms: times[id] ?? 0 }));
 }
 
@@ -37,7 +36,7 @@ export class Requests {
     this.lists = { recent: [], slowest: [], failed: [] };
     this.shown = "recent";
     this.chosen = null;
-    for (const [id, name] of STAGES) legend.append(make("span", {}, make("i", { class: `s-${id}` }), name));
+    for (const [id, name] of STAGES) if (id !== "second_unexplained") legend.append(make("span", {}, make("i", { class: `s-${id}` }), name));
     for (const [name, tab] of Object.entries(tabs)) tab.addEventListener("click", () => this.select(name));
     list.addEventListener("keydown", (event) => this.walk(event));
     tabs.recent.parentElement.addEventListener("keydown", (event) => this.turn(event));
@@ -138,16 +137,16 @@ export class Requests {
   }
 
   told(request) {
-    const all = parts(request).filter((part) => part.ms > 0);
+    const all = parts(request).filter((part) => part.ms !== 0); // below 0: the stages before it say too much by so much
     const total = shares(request).reduce((sum, part) => sum + part.ms, 0) || 1;
     const longest = Math.max(...all.map((part) => part.ms), 1);
     let at = 0;
     const lines = all.map((part) => {
       const line = make("div", { class: "stage" }, make("span", {}, part.name), part.id === "decode"
-        ? make("span", { class: "rest" }, `the other ${count(Math.max(0, (request.output_tokens ?? 0) - (GAP.some((name) => request.stages?.[name]) ? 2 : 1)))} tokens`)
-        : make("span", { class: "track" }, make("i", { class: `s-${part.id}`, style: { left: `${(at / total) * 100}%`, width: `${Math.max(0.4, (part.ms / total) * 100)}%` } })),
+        ? make("span", { class: "rest" }, `the other ${count(Math.max(0, (request.output_tokens ?? 0) - (request.second === undefined ? 1 : 2)))} tokens`)
+        : make("span", { class: "track" }, make("i", { class: `s-${part.id}`, style: { left: `${(at / total) * 100}%`, width: part.ms < 0 ? "0" : `${Math.max(0.4, (part.ms / total) * 100)}%` } })),
         make("span", { class: part.ms === longest ? "most" : "" }, duration(part.ms)));
-      at += part.ms;
+      at += Math.max(0, part.ms);
       return line;
     });
     return [
@@ -171,7 +170,7 @@ function facts(request) {
     ["Ended", `${clock(request.t)}, ${request.outcome}${request.ok && !request.good ? ", over a limit" : ""}`],
     ["Prompt", `${count(request.prompt_tokens ?? 0)} tokens, ${count(request.cached_tokens ?? 0)} of them cached`],
     ["Answer", `${count(request.output_tokens ?? 0)} tokens${request.gap === undefined ? "" : `, one each ${duration(request.gap)}`}`],
-    ["Unexplained", `${duration(request.unexplained ?? 0)} of ${duration(request.ttft)}`],
+    ["Unexplained", `${duration(request.unexplained ?? 0)} of ${duration(request.ttft)}${request.second === undefined ? "" : `; of the ${duration(request.second)} to the second token, ${duration(request.second_unexplained ?? 0)}`}`],
   ];
   if (handoff) found.push(["Hand-off", `${bytes(handoff.kv_bytes)} by ${handoff.connector} at ${handoff.gb_per_s.toFixed(2)} GB/s; ${handoff.blocks} blocks sent, ${handoff.cached_blocks} were there; ${duration(handoff.transfer)} busy, ${duration(handoff.exposed)} exposed`]);
   if (decision) {

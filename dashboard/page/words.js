@@ -16,6 +16,7 @@ export function make(tag, attributes = {}, ...children) {
 export function duration(ms) {
   if (ms === null || ms === undefined) return "–";
   if (ms === 0) return "0 ms";
+  if (ms < 0) return `−${duration(-ms)}`;
   if (ms >= 60000) return `${(ms / 60000).toFixed(1)} min`;
   if (ms >= 10000) return `${(ms / 1000).toFixed(1)} s`;
   if (ms >= 1000) return `${(ms / 1000).toFixed(2)} s`;

@@ -37,6 +37,7 @@ def test_a_window_counts_its_second_and_only_it():
     assert window.itl.p50 == pytest.approx(25.0)  # two tokens that came together took half of it each
     assert window.handoff.p99 == pytest.approx(21.0)  # transfer, commit and queue, not the first step
     assert window.unexplained.p50 == pytest.approx(5.0)
+    assert window.second_unexplained.p50 == pytest.approx(4.0)
     after = told.tick(at(2), (), 0, 0).window
     assert (after.tokens, after.finished, after.good) == (0, 0, 0)
     assert after.ttft == window.ttft  # of the last LOOK_S
@@ -78,6 +79,8 @@ def test_a_row_tells_the_story_and_who_failed_is_on_its_board():
     assert sum(
         one.stages[s] for s in ("admission", "tokenise", "route", "prefill_queue", "prefill_compute", "emit")
     ) + (one.unexplained) == pytest.approx(one.ttft)
+    assert one.second == 34.0
+    assert one.second_unexplained == pytest.approx(34 - 6 - 7 - 8 - 9)
     assert one.handoff.gb_per_s == 2.0
     assert (one.decision.reason, one.decision.remote, one.decision.local) == ("cheaper", 100.0, None)
     assert frame.failed == (two,)
