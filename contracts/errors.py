@@ -4,6 +4,7 @@
     ├── InvalidRequest                INVALID_ARGUMENT      no      names field, value and limit
     ├── ModelNotFound                 NOT_FOUND             no
     ├── Unauthenticated               UNAUTHENTICATED       no      never says what was presented
+    ├── PermissionDenied              PERMISSION_DENIED     no      known, but not for this: a key without the dashboard
     ├── Overloaded                    RESOURCE_EXHAUSTED    later
     │   └── RateLimited               RESOURCE_EXHAUSTED    later   its caller's own limit, not ours
     ├── Unavailable                   UNAVAILABLE           yes
@@ -114,6 +115,12 @@ class Unauthenticated(DiptychError):
     """The caller did not prove who it is. The message never has what it presented."""
 
     code = ErrorCode.UNAUTHENTICATED
+
+
+class PermissionDenied(DiptychError):
+    """The caller is known and may not do this."""
+
+    code = ErrorCode.PERMISSION_DENIED
 
 
 class Overloaded(DiptychError):
