@@ -61,7 +61,6 @@ class HttpFront:
     ) -> None:
         self._service = service
         self._health_now = health
-        self._metrics = metrics
         self._limits = limits
         self._new_id = new_id
         self._rules = rules
@@ -82,7 +81,7 @@ class HttpFront:
                 _route("/health", self._guarded(self._health)),
                 _route("/ping", self._guarded(self._health), "GET", "POST"),
                 _route("/version", self._guarded(_version)),
-                _route("/metrics", self._guarded(self._show_metrics)),
+                _route("/metrics", self._guarded(_showing(metrics))),
             ],
             exception_handlers={HTTPException: self._on_http_exception, Exception: self._on_fault},
         )
@@ -192,14 +191,18 @@ class HttpFront:
         said = error_response(InternalError("a fault of this server; see its log"))
         return named(said, request.headers, self._new_id)
 
-    async def _show_metrics(self, request: Incoming, request_id: str) -> Response:
-        del request, request_id
-        return Response(self._metrics.render(), media_type="text/plain; version=0.0.4")
-
 
 async def _version(request: Incoming, request_id: str) -> Response:
     del request, request_id
     return _json({"version": importlib.metadata.version("diptych")})
+
+
+def _showing(metrics: RouterMetrics) -> Callable[[Incoming, str], Awaitable[Response]]:
+    async def show(request: Incoming, request_id: str) -> Response:
+        del request, request_id
+        return Response(metrics.render(), media_type="text/plain; version=0.0.4")
+
+    return show
 
 
 def _completion_names(body: CompletionBody) -> Mapping[str, str]:
