@@ -258,7 +258,7 @@ class RouterConfig:
     """Everything. `model_dir` is a Hugging-Face-style directory, of which only tokenizer and config files are read.
 
     `redis` is the registry shared with other routers; None: workers announce themselves to this router. `slo` is what the
-    dashboard measures requests by.
+    dashboard and the metrics of goodput measure requests by.
     """
 
     model_dir: Path

@@ -65,7 +65,6 @@ log = get_logger(__name__)
 _EXPIRY_CHECKS_PER_TTL = 4
 _HEALTH_CHECK_S = 0.5
 _LAST_SPANS_S = 2.0
-_SLO = Limits(ttft_s=1.0, itl_s=0.1)
 
 
 class RouterServer:
@@ -104,7 +103,7 @@ class RouterServer:
         self._breakers.on_open = self._resilience.breaker_opened
         metrics.watch_bad_pairs(lambda: len(chooser.bad_pairs()))
         metrics.watch_pairs(book.shares)
-        metrics.measure_by(_SLO)
+        metrics.measure_by(Limits(config.slo.ttft_s, config.slo.itl_s, config.slo.e2e_s))
         self._templates = TemplateProcesses()
         self._prompter = Prompter(card, self._templates)
         ways, cached = DecisionMetrics(metrics.registry), self.placement.prompts.cached_tokens
