@@ -51,7 +51,8 @@ slo_option = option(
     multiple=True,
     metavar="NAME:MS",
     show_default=False,
-    help="What the dashboard and the metrics of goodput measure requests by: ttft:MS, itl:MS (mean time between a request's tokens), e2e:MS, or "
+    help="What the dashboard and the metrics of goodput measure requests by: ttft:MS, itl:MS (mean time between a "
+    "request's tokens), e2e:MS, or "
     f"NAME:{_OFF}; may be given several times. [default: ttft:1000 itl:100]",
 )
 
