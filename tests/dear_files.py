@@ -32,6 +32,7 @@ SECONDS = {
     "tests/monitoring/test_scraped.py": 14,
     "tests/integration/test_drain_in_process.py": 12,
     "tests/integration/test_traces.py": 12,
+    "tests/integration/test_dashboard_browser.py": 11,
     "tests/integration/test_canary.py": 11,
     "tests/integration/test_router_answers.py": 11,
     "tests/integration/processes/test_commands.py": 10,

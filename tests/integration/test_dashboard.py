@@ -12,6 +12,7 @@ from dashboard.feed import MOST_WATCHERS
 from dashboard.files import EVENTS_PATH, PAGE, PAGE_PATHS
 from dashboard.frames import Frame, Snapshot, heard
 from dashboard.slo import SloConfig
+from observability.stages import GAP_STAGES, TTFT_STAGES
 from router.config import AccessConfig
 from router.keys import hash_of, new_key
 from rpc.server import ServerConfig
@@ -84,8 +85,9 @@ async def test_a_request_is_seen_within_two_seconds_with_its_stages_and_its_way(
     assert (row.id, row.ok, row.good, row.prefill, row.decode, row.output_tokens) == ("mine", True, True, "p0", "d0", 4)
     assert row.decision.reason == "always"
     assert row.handoff.connector == "local"
-    before = ("admission", "tokenise", "route", "prefill_queue", "prefill_compute", "emit")
-    assert sum(row.stages.get(s, 0.0) for s in before) + row.unexplained == pytest.approx(row.ttft, rel=0.02, abs=2.0)
+    told = {stage: row.stages.get(stage, 0.0) for stage in (*TTFT_STAGES, *GAP_STAGES)}
+    assert sum(told[s] for s in TTFT_STAGES) + row.unexplained == pytest.approx(row.ttft, abs=0.02)  # each is rounded
+    assert sum(told[s] for s in GAP_STAGES) + row.second_unexplained == pytest.approx(row.second, abs=0.02)
     assert frame.window.tokens == 4
     assert frame.window.good == 1
     assert {(w.id, w.state) for w in frame.workers} == {("p0", "ready"), ("d0", "ready")}
