@@ -6,9 +6,11 @@ from itertools import combinations
 
 import pytest
 
+from observability import names
 from observability.stages import GAP_STAGES, TTFT_STAGES
-from tests.monitoring.queries import DASHBOARDS, panels, queries, selectors, summed_over_lifetimes
+from tests.monitoring.queries import DASHBOARDS, panels, queries, selectors, summed_over_lifetimes, variables
 
+RULES = sorted((DASHBOARDS[0].parents[2] / "prometheus" / "rules").glob("*.yml"))
 TYPES = {"timeseries", "stat", "heatmap", "row"}
 of_each = pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
 
@@ -99,6 +101,19 @@ def test_the_stacks_of_stages_have_all_stages_and_only_those():
     ):
         (named,) = re.findall(r'stage=~"([\w|]+)"', shown[title])
         assert tuple(named.split("|")) == stages, title
+
+
+def test_every_name_is_one_that_a_process_is_said_to_have():
+    """What a process really exports is seen where Prometheus is installed, in test_scraped."""
+    parts = {"counter": ("",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
+    known = {metric.name + part for metric in names.ALL for part in parts[metric.kind.value]}
+    recorded = set(re.findall(r"record: (\S+)", "".join(path.read_text() for path in RULES)))
+    texts = [(path, query.expr) for path in DASHBOARDS for query in queries(path) + variables(path)]
+    # Without comments and words: names in them are looked for by people.
+    texts += [(path, re.sub(r"#.*|summary:.*|runbook:.*", "", path.read_text())) for path in RULES]
+    asked = {(path.name, selector.name) for path, text in texts for selector in selectors(text)}
+    assert len(asked) > 80
+    assert [(place, name) for place, name in sorted(asked) if name not in known | recorded | {"up"}] == []
 
 
 def test_a_lifetime_mean_would_be_seen():

@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -113,8 +114,8 @@ def ways(asked: Question, number: int) -> Question:
     return asked if route is None else Directed(asked.prompt, asked.max_tokens, asked.seed, route)
 
 
-async def scene(made: Watched) -> None:
-    """All that happens to the cluster."""
+async def scene(made: Watched, server: PrometheusProcess) -> None:
+    """All that happens to the cluster. Its dead are replaced when Prometheus has missed them."""
     await made.serve(range(4))
     crowd = [made.client.ask(question(f"crowd {i}", 200, 24, seeded=False)) for i in range(24)]
     for answer in crowd:
@@ -130,6 +131,8 @@ async def scene(made: Watched) -> None:
         await answer.end(made.patience_s)
     for name in ("decode-0", "prefill-1"):
         await made.children[name].ended.wait()
+    for alert in ("DiptychProcessDown", "DiptychWorkerLost", "DiptychShedding"):
+        await made.until(partial(asyncio.to_thread, pending, server, alert), f"{alert} is about to be told")
     await made.whole()
     over = [made.client.ask(question(f"over {i}", 20, 1, seeded=False)) for i in range(60)]
     for answer in over:
@@ -183,9 +186,14 @@ async def played(folder: Path, servers: list[PrometheusProcess]) -> tuple[float,
         await made.open(stack)
         begun = time.time()
         await made.until(lambda: asyncio.to_thread(scraped, servers[0]), "every process was scraped")
-        await scene(made)
+        await scene(made, servers[0])
         await asyncio.sleep(4 * SCRAPE_S)
         return begun, time.time(), await exported(made.targets())
+
+
+def pending(server: PrometheusProcess, alert: str) -> bool:
+    """Whether it is, or fires."""
+    return server.get("query", query=f'ALERTS{{alertname="{alert}"}}')["result"] != []
 
 
 def scraped(server: PrometheusProcess) -> bool:
