@@ -59,7 +59,7 @@ class SimulatedPools:
 
     def __init__(self, workers: Sequence[SimulatedWorker], timeline: Timeline) -> None:
         self._timeline = timeline
-        self._tallies = {worker.info.ref: Tally(worker.info) for worker in workers}
+        self._tallies = {worker.info.ref: Tally(worker.info, timeline.now) for worker in workers}
         self._known = {worker.info.ref: Worker(worker.info, WorkerLoad(), 0.0) for worker in workers}
         self.loads: dict[WorkerRef, WorkerLoad] = {}  # see Pools
 
@@ -73,6 +73,7 @@ class SimulatedPools:
         """A worker says how busy it is."""
         self._known[info.ref] = Worker(info, load, self._timeline.now())
         self.loads[info.ref] = load
+        self._tallies[info.ref].heard(load)
 
     def tally(self, ref: WorkerRef) -> Tally:
         """What this router has given that worker."""

@@ -55,6 +55,8 @@ class EmbeddedRegistry:
         """See Registry."""
         self._table.expire()
 
-    def subscribe(self, listener: Callable[[Change], None]) -> None:
+    def subscribe(
+        self, listener: Callable[[Change], None], heard: Callable[[WorkerRef, WorkerLoad], None] | None = None
+    ) -> None:
         """See Registry."""
-        self._table.subscribe(listener)
+        self._table.subscribe(listener, heard)

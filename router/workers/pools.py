@@ -121,7 +121,7 @@ class Pools:
         self._turns = Turns()
         self.claims: dict[WorkerRef, set[Claim]] = {}
         self.loads: dict[WorkerRef, WorkerLoad] = {}
-        registry.subscribe(self._on_change)
+        registry.subscribe(self._on_change, self._on_word)
 
     def candidates(self, kind: WorkerKind) -> tuple[Candidate, ...]:
         """The workers of a pool that take work now."""
@@ -185,6 +185,11 @@ class Pools:
         if peer is None:
             raise Unavailable(f"worker {ref.worker_id}, epoch {ref.epoch}: not known any more")
         return peer
+
+    def _on_word(self, ref: WorkerRef, load: WorkerLoad) -> None:
+        peer = self._peers.get(ref)
+        if peer is not None:
+            peer.tally.heard(load)
 
     def _on_change(self, change: Change) -> None:
         ref = change.info.ref

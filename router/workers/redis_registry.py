@@ -130,9 +130,11 @@ class RedisRegistry:
         """See Registry."""
         self._table.expire()
 
-    def subscribe(self, listener: Callable[[Change], None]) -> None:
+    def subscribe(
+        self, listener: Callable[[Change], None], heard: Callable[[WorkerRef, WorkerLoad], None] | None = None
+    ) -> None:
         """See Registry."""
-        self._table.subscribe(listener)
+        self._table.subscribe(listener, heard)
 
 
 async def _mark(link: RedisLink, ref: WorkerRef, ttl_s: float) -> None:

@@ -78,8 +78,10 @@ class Registry(Protocol):
         """Forget those whose word is no longer fresh."""
         ...
 
-    def subscribe(self, listener: Callable[[Change], None]) -> None:
-        """Call `listener` on the event loop for every change from now on."""
+    def subscribe(
+        self, listener: Callable[[Change], None], heard: Callable[[WorkerRef, WorkerLoad], None] | None = None
+    ) -> None:
+        """Call `listener` on the event loop for every change from now on, and `heard` for every word, after its change."""
         ...
 
 

@@ -109,6 +109,7 @@ class WorkerTable:
         self._strangers: set[WorkerRef] = set()  # suspects for good
         self._last_known: dict[WorkerKind, float] = {}  # when a worker of the pool went away
         self._listeners: list[Callable[[Change], None]] = []
+        self._ears: list[Callable[[WorkerRef, WorkerLoad], None]] = []
 
     def announce(
         self,
@@ -154,6 +155,8 @@ class WorkerTable:
         if known is None or known.info != info:
             self._tombstones.remove(info.ref.worker_id)
             _tell(self._listeners, ChangeKind.JOINED, info)
+        for heard in self._ears:
+            heard(info.ref, load)
 
     def touch(self, ref: WorkerRef, age_s: float, ttl_s: float | None = None) -> bool:
         """Whether this life is known; then its word was looked up, is `age_s` old of `ttl_s`, and needs not be read."""
@@ -243,9 +246,13 @@ class WorkerTable:
             heard_at = worker.heard_at + now - held_at if was_quiet else now
             self._workers[worker_id] = replace(worker, heard_at=heard_at)
 
-    def subscribe(self, listener: Callable[[Change], None]) -> None:
-        """Call `listener` on the event loop for every change from now on."""
+    def subscribe(
+        self, listener: Callable[[Change], None], heard: Callable[[WorkerRef, WorkerLoad], None] | None = None
+    ) -> None:
+        """Call `listener` on the event loop for every change from now on, and `heard` for every word, after its change."""
         self._listeners.append(listener)
+        if heard is not None:
+            self._ears.append(heard)
 
     def _fresh(self, worker_id: str) -> Worker | None:
         """That worker, forgotten if its word is no longer fresh."""

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from contracts.clock import VirtualClock
 from contracts.kv_layout import KVLayout
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
 from router.policies import burden
@@ -32,8 +33,8 @@ def test_what_is_announced_of_ours_counts_once(kind):
 
 
 def test_others_are_what_was_announced_beyond_ours_at_that_time():
-    kind = WorkerKind.PREFILL
-    tally = Tally(info(kind))
+    kind, clock = WorkerKind.PREFILL, VirtualClock()
+    tally = Tally(info(kind), clock.now)
     tally.add(1, 100, 0)
     word = announced(kind, 1.0, num_running=1, num_waiting=3, num_queued_tokens=800)
     assert tally.candidate(word).others == 0.75
@@ -42,30 +43,47 @@ def test_others_are_what_was_announced_beyond_ours_at_that_time():
     tally.add(0, -100, 0)
     tally.add(0, -50, 0)
     assert burden(tally.candidate(word)) == 600, "and what is done comes off"
+    clock.skip(0.2)
     assert tally.candidate(announced(kind, 2.0, num_running=2)).others == 1.0, "ours are computed: those are others'"
     assert burden(tally.candidate(announced(kind, 3.0))) == 0
 
 
 @pytest.mark.parametrize("kind", WorkerKind)
-def test_what_has_ended_since_a_word_that_nobody_has_looked_at_is_no_work_of_others(kind):
+@pytest.mark.parametrize("heard_first", [True, False])
+def test_what_has_ended_since_a_word_is_no_work_of_others(kind, heard_first):
     """One user's next turn comes a moment after the last: the worker is as free as it is, not as its last word has it."""
-    tally = Tally(info(kind))
-    tally.candidate(announced(kind, 0.0))
+    clock = VirtualClock()
+    tally = Tally(info(kind), clock.now)
     tally.add(1, 100, 120)
     word = announced(kind, 1.0, num_running=1, num_queued_tokens=100, kv_usage=0.3)
+    if heard_first:
+        tally.heard(word.load)
     tally.add(-1, -100, -120)
+    clock.skip(0.05)  # else: the word was on its way when it ended
     after = tally.candidate(word)
     assert (after.others, after.ended) == (0.0, 1.0)
     assert burden(after) == 0
+    clock.skip(1.0)
     assert burden(tally.candidate(word)) == 0, "and so it stays until the next word"
-    both = announced(kind, 2.0, num_running=2, num_queued_tokens=100, kv_usage=0.5)
     tally.add(1, 50, 60)
+    both = announced(kind, 2.0, num_running=2, num_queued_tokens=100, kv_usage=0.5)
     shared = tally.candidate(both)
     assert (shared.others, shared.ended) == (0.5, 0.0)
     tally.add(-1, -50, -60)
     ended = tally.candidate(both)
     assert (ended.others, ended.ended) == (0.5, 0.5)
     assert burden(ended) == (50 if kind is WorkerKind.PREFILL else 512 + 50 * 16 // 2 + 50), "what is left is another's"
+
+
+@pytest.mark.parametrize("kind", WorkerKind)
+def test_what_had_ended_long_before_a_word_is_not_what_it_tells_of(kind):
+    clock = VirtualClock()
+    tally = Tally(info(kind), clock.now)
+    for _ in range(3):
+        tally.add(1, 100, 120)
+        tally.add(-1, -100, -120)
+    clock.skip(0.2)
+    assert tally.candidate(announced(kind, 1.0, num_running=3)).others == 1.0
 
 
 def test_a_word_that_is_heard_of_again_is_no_new_one():
@@ -80,10 +98,11 @@ def test_a_word_that_is_heard_of_again_is_no_new_one():
 
 def test_a_prefill_worker_may_still_have_ours_that_are_computed():
     """They wait for their hand-off, and are no work that an announcement would count."""
-    tally = Tally(info(WorkerKind.PREFILL))
+    clock = VirtualClock()
+    tally = Tally(info(WorkerKind.PREFILL), clock.now)
     tally.add(1, 100, 0)
     tally.add(0, -100, 0)
-    tally.candidate(announced(WorkerKind.PREFILL, 0.0))
+    clock.skip(0.2)
     assert tally.candidate(announced(WorkerKind.PREFILL, 1.0, num_running=1)).others == 1.0
     assert not tally.empty
     tally.add(-1, 0, 0)
