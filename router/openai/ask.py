@@ -16,7 +16,7 @@ from contracts.errors import InvalidRequest
 from contracts.sampling import MAX_LOGIT_BIAS, MAX_SEED, SamplingParams
 from router.caller import ANYBODY, Caller
 from router.choosing.route import Route
-from router.exchange import Ask, Prompt, TextPrompt, TokenPrompt
+from router.exchange import MAX_ANSWERS, Ask, Prompt, TextPrompt, TokenPrompt
 from router.openai.schema import CommonBody, CompletionBody
 from router.text.model_card import ModelCard
 
@@ -156,6 +156,8 @@ def _completion_prompts(body: CompletionBody) -> tuple[Prompt, ...]:
     """One, or several in a list; a list of numbers is one of tokens."""
     given = body.prompt
     prompts = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
+    if len(prompts) > MAX_ANSWERS:  # before each is looked at
+        raise InvalidRequest("prompt", f"{len(prompts)} prompts", f"at most {MAX_ANSWERS} answers in one request")
     add_special_tokens = body.add_special_tokens is not False
     return tuple(
         TextPrompt(prompt, add_special_tokens)

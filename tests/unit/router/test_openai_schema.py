@@ -223,11 +223,12 @@ def test_what_is_wrong_is_said_of_the_very_place_in_the_words_of_json(kind, body
         ),
         ("chat", {**GOOD["chat"], "documents": [{}] * 16385}, "documents", 16384),
         ("completion", {**GOOD["completion"], "logit_bias": {f"a{i}": 1 for i in range(1025)}}, "logit_bias", 1024),
+        ("completion", {"prompt": ["a", *["b"] * 128]}, "prompt", 128),
     ],
 )
 def test_lists_are_no_longer_than_any_model_could_read(kind, body, field, most):
     """A body of 8 MB that was 260,000 messages took seconds to be turned into a conversation, while all streams waited."""
-    with pytest.raises(InvalidRequest, match=f"at most {most} entries") as caught:
+    with pytest.raises(InvalidRequest, match=f"at most {most} (entries|answers)") as caught:
         ask(kind, body)
     assert caught.value.field == field
 
