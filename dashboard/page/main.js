@@ -9,7 +9,7 @@ import { clock, count, duration, make, span } from "./words.js";
 const $ = (id) => document.getElementById(id);
 const THEMES = ["auto", "light", "dark"];
 const FACES = [
-  ["ttft", "First token", "p50 · p99"], ["itl", "Between tokens", "p50 · p99"], ["handoff", "Hand-off", "p50 · p99"], ["unexplained", "Unexplained", "of TTFT"],
+  ["ttft", "First token", "p50 · p99"], ["itl", "Between tokens", "p50 · p99"], ["handoff", "Hand-off", "p50 · p99"], ["unexplained", "Unexplained, first token", "p50 · p99"],
   ["tokens", "Tokens a second", ""], ["good", "Within limits", ""], ["load", "Running", ""],
 ];
 const tiles = Object.fromEntries(FACES.map(([id, title, hint]) => {
@@ -37,7 +37,7 @@ function now(window) {
   pair("handoff", window.handoff, limits.itl);
   pair("unexplained", window.unexplained);
   const second = window.second_unexplained;
-  tiles.unexplained.note.textContent = `of TTFT${second ? `; gap 2: ${duration(second[0])} · ${duration(second[2])}` : ""}`;
+  tiles.unexplained.note.textContent = second ? `token 2: ${duration(second[0])} · ${duration(second[2])}` : "p50 · p99";
   const sum = (name) => recent.reduce((total, w) => total + (w[name] ?? 0), 0);
   const finished = sum("finished"), good = sum("good"), judged = finished - sum("excused"), seconds = Math.max(1, recent.length);
   tiles.tokens.value.textContent = count(sum("tokens") / seconds);

@@ -172,7 +172,7 @@ function facts(request) {
     ["Answer", `${count(request.output_tokens ?? 0)} tokens${request.gap === undefined ? "" : `, one each ${duration(request.gap)}`}`],
     ["Unexplained", `${duration(request.unexplained ?? 0)} of ${duration(request.ttft)}${request.second === undefined ? "" : `; of the ${duration(request.second)} to the second token, ${duration(request.second_unexplained ?? 0)}`}`],
   ];
-  if (handoff) found.push(["Hand-off", `${bytes(handoff.kv_bytes)} by ${handoff.connector} at ${handoff.gb_per_s.toFixed(2)} GB/s; ${handoff.blocks} blocks sent, ${handoff.cached_blocks} were there; ${duration(handoff.transfer)} busy, ${duration(handoff.exposed)} exposed`]);
+  if (handoff) found.push(["Hand-off", `${bytes(handoff.kv_bytes)} by ${handoff.connector} at ${handoff.gb_per_s.toFixed(2)} GB/s; ${handoff.blocks} block${handoff.blocks === 1 ? "" : "s"} sent, ${handoff.cached_blocks} there already; ${duration(handoff.transfer)} busy, ${duration(handoff.exposed)} exposed`]);
   if (decision) {
     const costs = [decision.remote !== undefined && `two pools ${duration(decision.remote)}`, decision.local !== undefined && `one worker ${duration(decision.local)}`, decision.measured !== undefined && `came out ${duration(decision.measured)}`].filter(Boolean);
     found.push(["Its way", `${request.route}: ${REASONS[decision.reason] ?? decision.reason}${costs.length ? ` (predicted delay: ${costs.join(", ")})` : ""}`]);

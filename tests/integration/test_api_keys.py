@@ -212,9 +212,9 @@ async def test_both_doors_say_whose_request_it_is_and_so_does_the_log(served, mo
     seen = []
     answer = Inference.answer
 
-    def noting(self, ask, timeout_s):
+    def noting(self, ask, *others):
         seen.append((ask.caller.name, ask.caller.tokens_per_minute))
-        return answer(self, ask, timeout_s)
+        return answer(self, ask, *others)
 
     monkeypatch.setattr(Inference, "answer", noting)
     caplog.set_level(logging.DEBUG)

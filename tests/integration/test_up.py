@@ -172,7 +172,7 @@ def test_killed_processes_are_started_again_and_the_answers_go_on(tmp_path):
 def kill_before_the_dashboard(cluster, name, pid):
     """Whoever watches is told within three seconds that this life of the worker is over."""
     watched = events(Source(cluster.facts["http"]))
-    (epoch,) = (w.epoch for w in next(watched).workers if w.id == name)
+    epoch = next(w.epoch for said in watched for w in said.workers if (w.id, w.state) == (name, "ready"))
     os.kill(pid, signal.SIGKILL)
     killed_at = time.monotonic()
     for frame in watched:
