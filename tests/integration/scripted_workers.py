@@ -295,8 +295,8 @@ class ScriptedDecode(decode_pb2_grpc.DecodeServicer):
     async def go_on(self, ident, ticket, outbox):
         await self.run(ident, await ticket, outbox, (DECODE_STAGES,))
 
-    async def run(self, ident, request, outbox, told=(PREFILL_STAGES, DECODE_STAGES)):
-        """`told` are the stages of its first tokens."""
+    async def run(self, ident, request, outbox, told=(StageTimes(), DECODE_STAGES)):
+        """`told` are the stages of its first tokens; alone it computes prompts in no time, which teaches a router nothing."""
         self.worker.running.add(ident)
         stages = list(told)
         try:
