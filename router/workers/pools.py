@@ -10,8 +10,9 @@ Does not know policies or requests.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 
@@ -121,7 +122,7 @@ class Pools:
         self._turns = Turns()
         self.claims: dict[WorkerRef, set[Claim]] = {}
         self.loads: dict[WorkerRef, WorkerLoad] = {}
-        registry.subscribe(self._on_change, self._on_word)
+        registry.subscribe(self._on_change, partial(_hear, self._peers))
 
     def candidates(self, kind: WorkerKind) -> tuple[Candidate, ...]:
         """The workers of a pool that take work now."""
@@ -186,11 +187,6 @@ class Pools:
             raise Unavailable(f"worker {ref.worker_id}, epoch {ref.epoch}: not known any more")
         return peer
 
-    def _on_word(self, ref: WorkerRef, load: WorkerLoad) -> None:
-        peer = self._peers.get(ref)
-        if peer is not None:
-            peer.tally.heard(load)
-
     def _on_change(self, change: Change) -> None:
         ref = change.info.ref
         match change.kind:
@@ -223,6 +219,12 @@ class Pools:
         closing = asyncio.ensure_future(peer.channel.close())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
+
+
+def _hear(peers: Mapping[WorkerRef, _Peer], ref: WorkerRef, load: WorkerLoad) -> None:
+    """A worker's word, for the books of it."""
+    if ref in peers:
+        peers[ref].tally.heard(load)
 
 
 async def _watch(channel: grpc.aio.Channel, info: WorkerInfo, registry: Registry, vet: Vet) -> None:
