@@ -12,7 +12,7 @@ from rich.live import Live
 
 from cli.commands.doorflags import SECTION
 from cli.options import SectionedCommand, apply, option
-from cli.top.screen import Screen
+from cli.top.screen import Room, Screen
 from cli.top.watch import Source, events
 from contracts.errors import ConfigError, Unavailable
 from dashboard.frames import Frame
@@ -65,7 +65,8 @@ def _print_one(source: Source) -> None:
     for said in events(source):
         screen.take(said)
         if isinstance(said, Frame):
-            Console(width=None if Console().is_terminal else 120).print(screen.draw())
+            console = Console(width=None if Console().is_terminal else 120)
+            console.print(screen.draw(room=Room(console.width)))
             return
     raise Unavailable(f"{source.url}: the router ended the stream")
 
@@ -74,16 +75,20 @@ def _watch(source: Source) -> None:
     """The first connection must succeed; later ones are tried again for as long as it takes."""
     screen, stream, console = Screen(), events(source), Console()
     screen.take(next(stream))
-    with Live(screen.draw(height=console.height), console=console, screen=True, auto_refresh=False) as live:
+    with Live(screen.draw(room=_room(console)), console=console, screen=True, auto_refresh=False) as live:
         while True:
             try:
                 for said in stream:
                     screen.take(said)
-                    live.update(screen.draw(height=console.height), refresh=True)
+                    live.update(screen.draw(room=_room(console)), refresh=True)
             except Unavailable as error:
-                live.update(screen.draw(error.message, console.height), refresh=True)
+                live.update(screen.draw(error.message, _room(console)), refresh=True)
             time.sleep(_AGAIN_S)
             stream = events(source)
+
+
+def _room(console: Console) -> Room:
+    return Room(console.width, console.height)
 
 
 def _key(path: Path | None) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -19,9 +20,7 @@ from dashboard.frames import Frame, Limits, RequestRow, Snapshot, Spread, Window
 
 _MINUTE = 60
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_BAR = 28
 _NUM_REQUESTS = 24
-_NUM_OTHERS = 3  # of the slowest, and of the failed
 _LINES_BESIDE = 18  # that are no worker and no request
 _LEAST = 3
 _STATES = {"ready": "green", "starting": "yellow", "draining": "yellow", "silent": "yellow"}
@@ -63,6 +62,37 @@ def shown_ms(value: float | None) -> str:
     return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms"
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A terminal, in columns and lines, and what of a picture there is room for."""
+
+    width: int = 120
+    height: int = 50
+
+    @property
+    def narrow(self) -> bool:
+        """Epochs and numbers of tokens are left out."""
+        return self.width < 100
+
+    @property
+    def seconds(self) -> int:
+        """In a line of blocks."""
+        return max(10, min(_MINUTE, self.width - 56))
+
+    @property
+    def bar(self) -> int:
+        """Columns of a request's stages."""
+        return max(8, min(48, self.width - (64 if self.narrow else 80)))
+
+    @property
+    def num_others(self) -> int:
+        """Of the slowest, and of the failed."""
+        return 3 if self.height >= 38 else 1 if self.height >= 30 else 0
+
+
+ROOM = Room()
+
+
 class Screen:
     """Of one router."""
 
@@ -91,19 +121,20 @@ class Screen:
             self._failed = self._failed if said.failed is None else said.failed
         self._workers = said.workers
 
-    def draw(self, link: str = "live", height: int = 50) -> RenderableType:
-        """All of it, as of now; `link` says how the connection is. The last requests get the lines of `height` that are left."""
+    def draw(self, link: str = "live", room: Room = ROOM) -> RenderableType:
+        """All of it, as of now; `link` says how the connection is. The last requests get the lines that are left."""
         head = Text.assemble((self._title, "bold"), "  ", (link, "green" if link == "live" else "yellow"))
-        slowest, failed = self._slowest[:_NUM_OTHERS], self._failed[:_NUM_OTHERS]
-        left = height - _LINES_BESIDE - max(1, len(self._workers)) - len(slowest) - len(failed)
+        slowest, failed = self._slowest[: room.num_others], self._failed[: room.num_others]
+        left = room.height - _LINES_BESIDE - max(1, len(self._workers)) - len(slowest) - len(failed)
         recent = list(reversed(self._requests))[: max(_LEAST, left)]
-        return Group(head, "", self._numbers(), "", self._crew(), "", _lists(recent, slowest, failed))
+        return Group(head, "", self._numbers(room), "", self._crew(room), "", _lists(recent, slowest, failed, room))
 
-    def _numbers(self) -> Table:
+    def _numbers(self, room: Room) -> Table:
         table = Table(box=None, pad_edge=False, header_style="dim")
         for name in ("", "p50", "p90", "p99", "limit"):
             table.add_column(name, justify="left" if not name else "right", no_wrap=True)
-        table.add_column("p99 of the last minute", no_wrap=True)
+        drawn = list(self._windows)[-room.seconds :]
+        table.add_column(f"p99 of the last {room.seconds} s", no_wrap=True)
         named: tuple[tuple[str, Callable[[Window], Spread | None], float | None], ...] = (
             ("first token", lambda w: w.ttft, self._limits.ttft),
             ("between tokens", lambda w: w.itl, self._limits.itl),
@@ -116,7 +147,7 @@ class Screen:
             spread = of(last)
             p99 = None if spread is None else spread.p99
             over = p99 is not None and limit is not None and p99 > limit
-            line = sparkline([None if (s := of(w)) is None else s.p99 for w in self._windows])
+            line = sparkline([None if (s := of(w)) is None else s.p99 for w in drawn])
             table.add_row(
                 name,
                 shown_ms(None if spread is None else spread.p50),
@@ -129,7 +160,7 @@ class Screen:
         seconds = max(1, len(lately))
         finished, good = sum(w.finished for w in lately), sum(w.good for w in lately)
         judged = finished - sum(w.excused for w in lately)
-        table.add_row("tokens/s", f"{sum(w.tokens for w in lately) / seconds:.0f}", "", "", "", _line(self._windows))
+        table.add_row("tokens/s", f"{sum(w.tokens for w in lately) / seconds:.0f}", "", "", "", _line(drawn))
         kept = f"{good / judged:.0%} within limits" if judged else "–"
         table.add_row(
             "requests/s",
@@ -142,11 +173,12 @@ class Screen:
         table.add_row("goodput/s", f"{good / seconds:.1f}", "", "", "", kept)
         return table
 
-    def _crew(self) -> Table:
+    def _crew(self, room: Room) -> Table:
         table = Table(box=None, pad_edge=False, header_style="dim")
-        for name in ("worker", "pool", "state", "KV", "running", "waiting", "queue", "up", "epoch", "connectors"):
+        names = ["worker", "pool", "state", "KV", "run", "wait", "queue", "up", "connectors"]
+        for name in names if room.narrow else (*names, "epoch"):
             table.add_column(
-                name, justify="right" if name in ("KV", "running", "waiting", "queue", "up") else "left", no_wrap=True
+                name, justify="right" if name in ("KV", "run", "wait", "queue", "up") else "left", no_wrap=True
             )
         for worker in self._workers:
             table.add_row(
@@ -156,38 +188,41 @@ class Screen:
                 f"{worker.kv:.0%}",
                 f"{worker.running}/{worker.slots}" if worker.slots else str(worker.running),
                 str(worker.waiting),
-                f"{worker.queued_tokens} tok",
+                f"{_short(worker.queued_tokens)} tok",
                 _age(time.time() - worker.epoch / 1e3),
-                str(worker.epoch),
                 ", ".join(worker.connectors),
+                *([] if room.narrow else [str(worker.epoch)]),
             )
         if not self._workers:
             table.add_row("no worker")
         return table
 
 
-def _lists(recent: Sequence[RequestRow], slowest: Sequence[RequestRow], failed: Sequence[RequestRow]) -> Table:
+def _lists(
+    recent: Sequence[RequestRow], slowest: Sequence[RequestRow], failed: Sequence[RequestRow], room: Room
+) -> Table:
     """The last requests, then the others under their names; each list has a scale of its own."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("ended", "outcome", "TTFT", "to the second token, by stage", "workers", "tokens"):
+    names = ["ended", "outcome", "TTFT", "stages to token 2"[: room.bar], "workers"]
+    for name in names if room.narrow else (*names, "tokens"):
         table.add_column(name, justify="right" if name in ("TTFT", "tokens") else "left", no_wrap=True)
     for title, rows in (("", recent), ("slowest", slowest), ("failed", failed)):
         if title and rows:
             table.add_row(Text(title, style="dim"))
         longest = max((_drawn_ms(row) for row in rows), default=0.0)
         for row in rows:
-            table.add_row(*_cells(row, longest))
+            table.add_row(*_cells(row, longest, room))
     return table
 
 
-def _cells(row: RequestRow, longest: float) -> tuple[RenderableType, ...]:
+def _cells(row: RequestRow, longest: float, room: Room) -> tuple[RenderableType, ...]:
     return (
         time.strftime("%H:%M:%S", time.localtime(row.t)),
         Text(row.outcome.lower(), style="green" if row.good else "yellow" if row.ok else "red"),
         shown_ms(row.ttft),
-        _waterfall(row, longest),
+        _waterfall(row, longest, room.bar),
         escape(" → ".join(filter(None, (row.prefill, row.decode)))),
-        f"{row.prompt_tokens} → {row.output_tokens}",
+        *([] if room.narrow else [f"{row.prompt_tokens} → {row.output_tokens}"]),
     )
 
 
@@ -204,25 +239,28 @@ def _line(windows: Sequence[Window]) -> Text:
     return Text(sparkline([float(w.tokens) for w in windows]), style="medium_purple")
 
 
-def _waterfall(row: RequestRow, longest: float) -> Text:
+def _waterfall(row: RequestRow, longest: float, width: int) -> Text:
     """Its stages, each as wide as its share of the longest of those that are shown."""
     times = _times(row)
     text, at = Text(), 0.0
     for stage, style in STAGES.items():
-        begun = _place(at, longest)
+        begun = _place(at, longest, width)
         at += times.get(stage, 0.0)
-        text.append("█" * (_place(at, longest) - begun), style=style)
-    text.append(" " * (_BAR - len(text)))
+        text.append("█" * (_place(at, longest, width) - begun), style=style)
+    text.append(" " * (width - len(text)))
     return text
 
 
-def _place(at_ms: float, longest_ms: float) -> int:
-    return min(_BAR, round(at_ms / longest_ms * _BAR)) if longest_ms else 0
+def _place(at_ms: float, longest_ms: float, width: int) -> int:
+    return min(width, round(at_ms / longest_ms * width)) if longest_ms else 0
+
+
+def _short(number: int) -> str:
+    return str(number) if number < 10_000 else f"{number / 1000:.0f}k"
 
 
 def _age(seconds: float) -> str:
-    if seconds < 60:
-        return f"{max(0, int(seconds))} s"
-    if seconds < 3600:
-        return f"{int(seconds // 60)} min"
-    return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{max(0, int(seconds))} s"

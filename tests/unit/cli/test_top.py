@@ -12,16 +12,16 @@ from cli.commands.router import router as router_command
 from cli.config import ClusterConfig, DoorOptions
 from cli.main import run
 from cli.ports import keep_port
-from cli.top.screen import Screen, shown_ms, sparkline
+from cli.top.screen import Room, Screen, shown_ms, sparkline
 from dashboard.frames import WorkerRow
 from dashboard.history import History, Instant, Title
 from dashboard.slo import SloConfig
 from tests.unit.dashboard.finished import finished
 
 
-def drawn(screen: Screen, link: str = "live", height: int = 50) -> str:
-    console = Console(width=160, record=True, file=io.StringIO())
-    console.print(screen.draw(link, height))
+def drawn(screen: Screen, link: str = "live", width: int = 120, height: int = 50) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(screen.draw(link, Room(width, height)))
     return console.export_text()
 
 
@@ -66,6 +66,23 @@ def test_the_last_requests_get_the_lines_that_are_left():
     screen.take(history.snapshot())
     lines = [drawn(screen, height=height).rstrip().count("\n") + 1 for height in (24, 30, 60)]
     assert lines[0] <= 24 < lines[1] <= 30 < lines[2] <= 60
+
+
+def test_on_eighty_columns_nothing_is_cut_off():
+    history, screen = History(Title("austen", "9.9", 0.0), SloConfig()), Screen()
+    workers = (
+        WorkerRow("prefill-0", "prefill", "ready", 1764493841123, kv=1.0, slots=64, connectors=("shm", "tcp")),
+        WorkerRow("decode-10", "decode", "draining", 1764493841123, queued_tokens=99_999, connectors=("shm", "tcp")),
+    )
+    for second in range(70):
+        for outcome in ("stop", "INVALID_ARGUMENT"):
+            history.ended(finished(outcome=outcome, ttft_s=0.3, prefill="prefill-0", decode="decode-10", at_s=second))
+        history.tick(Instant(second, second), workers, 1, 1)
+    screen.take(history.snapshot())
+    for width in (80, 100, 140):
+        text = drawn(screen, width=width)
+        assert "…" not in text, text
+        assert ("1764493841123" in text) == (width >= 100)
 
 
 def test_nothing_at_all_can_be_drawn():
