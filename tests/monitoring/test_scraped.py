@@ -21,7 +21,7 @@ from router.config import AdmissionConfig, CanaryConfig, DisaggregationConfig, L
 from tests.integration.processes.children import Child, Config, Nursery
 from tests.integration.processes.client import Question, question
 from tests.integration.processes.cluster import WORKERS, Cluster, Setup
-from tests.monitoring.prometheus_process import SCRAPE_S, PrometheusProcess
+from tests.monitoring.prometheus_process import PrometheusProcess, binary
 from tests.monitoring.queries import (
     DASHBOARDS,
     Query,
@@ -44,7 +44,7 @@ FAULTS_ONLY = {
     "DiptychRouterTaskRestarted",
     "DiptychStrangersCall",
 }
-CUSTOM = LimitsConfig(requests_per_minute=90)  # all of them at once, if one likes
+LIMITS = LimitsConfig(requests_per_minute=90)  # all of them at once, if one likes
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Watched(Cluster):
         return replace(
             config,
             admission=AdmissionConfig(max_running=12, max_waiting=4),
-            limits=CUSTOM,
+            limits=LIMITS,
             disaggregation=DisaggregationConfig(),
         )
 
@@ -114,6 +114,11 @@ def ways(asked: Question, number: int) -> Question:
     return asked if route is None else Directed(asked.prompt, asked.max_tokens, asked.seed, route)
 
 
+async def seen_by(server: PrometheusProcess, made: Watched, query: str) -> None:
+    """Wait until Prometheus has series to give for it."""
+    await made.until(partial(asyncio.to_thread, answers, server, query), query)
+
+
 async def scene(made: Watched, server: PrometheusProcess) -> None:
     """All that happens to the cluster. Its dead are replaced when Prometheus has missed them."""
     await made.serve(range(4))
@@ -132,7 +137,7 @@ async def scene(made: Watched, server: PrometheusProcess) -> None:
     for name in ("decode-0", "prefill-1"):
         await made.children[name].ended.wait()
     for alert in ("DiptychProcessDown", "DiptychWorkerLost", "DiptychShedding"):
-        await made.until(partial(asyncio.to_thread, pending, server, alert), f"{alert} is about to be told")
+        await seen_by(server, made, f'ALERTS{{alertname="{alert}"}}')
     await made.whole()
     over = [made.client.ask(question(f"over {i}", 20, 1, seeded=False)) for i in range(60)]
     for answer in over:
@@ -185,25 +190,22 @@ async def played(folder: Path, servers: list[PrometheusProcess]) -> tuple[float,
         made = Watched(Setup("tcp", canary=CanaryConfig(interval_s=1.0, spacing_s=0.2)), Late(begin))
         await made.open(stack)
         begun = time.time()
-        await made.until(lambda: asyncio.to_thread(scraped, servers[0]), "every process was scraped")
+        await seen_by(servers[0], made, "count(up == 1) == 5")
         await scene(made, servers[0])
-        await asyncio.sleep(4 * SCRAPE_S)
+        # What was counted for the first time a moment ago has a rate once it was scraped twice.
+        await seen_by(servers[0], made, "rate(diptych_rate_limited_requests_total[2s])")
         return begun, time.time(), await exported(made.targets())
 
 
-def pending(server: PrometheusProcess, alert: str) -> bool:
-    """Whether it is, or fires."""
-    return server.get("query", query=f'ALERTS{{alertname="{alert}"}}')["result"] != []
-
-
-def scraped(server: PrometheusProcess) -> bool:
-    """Whether it has seen all five processes."""
-    return server.get("query", query="count(up == 1) == 5")["result"] != []
+def answers(server: PrometheusProcess, query: str) -> bool:
+    """Whether there are series now."""
+    return server.get("query", query=query)["result"] != []
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     """The cluster is gone when tests run; Prometheus is there and remembers it."""
+    binary("prometheus")
     servers: list[PrometheusProcess] = []
     try:
         begin, end, kinds = asyncio.run(played(tmp_path_factory.mktemp("monitoring"), servers))
