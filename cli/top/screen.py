@@ -82,7 +82,7 @@ class Room:
     @property
     def bar(self) -> int:
         """Columns of a request's stages."""
-        return max(8, min(48, self.width - (64 if self.narrow else 80)))
+        return max(10, min(48, self.width - (64 if self.narrow else 80)))
 
     @property
     def num_others(self) -> int:
@@ -203,7 +203,7 @@ def _lists(
 ) -> Table:
     """The last requests, then the others under their names; each list has a scale of its own."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    names = ["ended", "outcome", "TTFT", "stages to token 2"[: room.bar], "workers"]
+    names = ["ended", "outcome", "TTFT", "to token 2", "workers"]
     for name in names if room.narrow else (*names, "tokens"):
         table.add_column(name, justify="right" if name in ("TTFT", "tokens") else "left", no_wrap=True)
     for title, rows in (("", recent), ("slowest", slowest), ("failed", failed)):
