@@ -36,8 +36,8 @@ def tokenize_in_own_threads() -> None:
 class HttpConfig:
     """The HTTP door. Port 0 takes any free one.
 
-    A client that neither sends the rest of its request nor reads its answer for `stall_s` is cut off. Of more connections
-    than `max_connections` those are cut that ask nothing.
+    A client that does not send the rest of its request for `stall_s`, or reads less than 64 KiB/s of its answer for as long while
+    that waits in memory, is cut off. Of more connections than `max_connections` those are cut that ask nothing.
     """
 
     host: str = "127.0.0.1"

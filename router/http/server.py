@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 import sys
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ from rpc.tls_context import server_context
 log = get_logger(__name__)
 _ACCEPTED_AT_ONCE = 64  # asyncio takes its backlog as this, too: thousands in one turn of the loop hold every answer up
 _BYE_S = 1.0
+SLOWEST_BYTES_S = 64 * 1024  # that a client may read: what waits for it is held in memory
 _WAITING_TO_BE_ACCEPTED = 2048  # by the kernel
 
 
@@ -220,7 +222,7 @@ class _Connection(BoundedHttp):
         """asyncio's: the client reads slower than we write."""
         super().pause_writing()
         if self._unread is None:
-            self._unread = self.loop.call_later(self.stall_s, self._cut, "it does not read its answer")
+            self._look_unread()
 
     def resume_writing(self) -> None:
         """asyncio's: it has caught up."""
@@ -232,15 +234,24 @@ class _Connection(BoundedHttp):
     def _await_request(self) -> None:
         self._arriving = self.loop.call_later(self.stall_s, self._overdue)
 
+    def _look_unread(self, most: float = math.inf) -> None:
+        """A large answer is written at once, and takes a slow line minutes: who reads on is not cut."""
+        left = self.transport.get_write_buffer_size()
+        if left > most:
+            _cut(self, "it does not read its answer")
+        else:
+            self._unread = self.loop.call_later(self.stall_s, self._look_unread, left - SLOWEST_BYTES_S * self.stall_s)
+
     def _overdue(self) -> None:
         if self.flow.read_paused or self.pipeline:  # it is we who do not read: a request before it is being served
             self._await_request()
         else:
-            self._cut("its request does not arrive")
+            _cut(self, "its request does not arrive")
 
-    def _cut(self, why: str) -> None:
-        log.info("connection cut", client=str(self.client), reason=why, stall_s=self.stall_s)
-        self.transport.abort()  # close() would wait for the client to read what is written already
+
+def _cut(connection: _Connection, why: str) -> None:
+    log.info("connection cut", client=str(connection.client), reason=why, stall_s=connection.stall_s)
+    connection.transport.abort()  # close() would wait for the client to read what is written already
 
 
 def _door(limit_s: float, those: Guests) -> type[_Connection]:

@@ -120,6 +120,27 @@ async def test_the_second_request_of_a_connection_must_arrive_too() -> None:
     assert app.bodies == [b"body"]
 
 
+async def test_an_answer_that_is_one_piece_may_be_read_slowly() -> None:
+    """It is in our buffer at once, and stays above what asyncio calls read for longer than the limit."""
+    whole = b"x" * (8 << 20)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        del scope, receive
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": whole})
+
+    async with serving(app) as port:
+        with connected(port, 65536) as client:
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(client, REQUEST)
+            size = 0
+            while size < len(whole):
+                read = await asyncio.wait_for(loop.sock_recv(client, 512 * 1024), 20 * STALL_S)
+                assert read, "cut off"
+                size += len(read)
+                await asyncio.sleep(0.01)
+
+
 async def test_a_client_that_reads_slowly_and_an_idle_connection_are_left_alone() -> None:
     """Its pauses are shorter than the limit, its whole answer takes longer; then it is idle for longer than the limit."""
     app = App()
