@@ -38,7 +38,6 @@ from router.serving.retry_budget import RetryBudget
 from router.serving.story import Story
 
 log = get_logger(__name__)
-_TIMED_TOKENS = 2  # the first, and the second
 _HARMLESS_TOKENS = 8  # who makes so many more in between is not what its workers die of
 _FIELD_GOT = re.compile(r"(?P<field>[\w.]+): got (?P<value>.*), (?P<limit>.+)", re.DOTALL)
 
@@ -99,6 +98,7 @@ class Progress:
         self.began_at = clock.now()  # when choosing workers does
         self._departed_at: list[float] = []  # of each attempt
         self.heard_at: list[float] = []  # the first token and the second
+        self._timing = True  # until there are both
         self._heard_of = 0  # the number of the attempt that made the first
         self._told_of_gap = {"decode": False, "prefill": False}  # what the workers of both pools know of it
         self._alone = False  # which ran on one worker
@@ -162,7 +162,7 @@ class Progress:
             self.num_cached_tokens = 0 if self._finds_own else delta.num_cached_tokens
         self._heard = True
         self.token_ids.extend(delta.token_ids)
-        if delta.stages is not None or len(self.heard_at) < _TIMED_TOKENS:
+        if self._timing or delta.stages is not None:
             self._time(delta)
         return delta
 
@@ -210,6 +210,7 @@ class Progress:
             self.stages = replace(self.stages, prefill_queue_s=queue_s, prefill_compute_s=compute_s, notify_s=notify_s)
         elif len(self.heard_at) == 1:
             self.heard_at.append(self._clock.now())
+            self._timing = False
             if len(self._departed_at) != self._heard_of:
                 gap_s = self.heard_at[1] - self.heard_at[0]
                 self._told_of_gap["decode"] = False
