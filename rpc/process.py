@@ -1,4 +1,4 @@
-"""The shell of a worker process: event loop, signals, end with the parent, metrics port, exit code.
+"""The shell of a worker process: event loop, signals, end with the parent, exit code.
 
     start ──▶ running ──SIGTERM/SIGINT──▶ stopping (drain, bounded) ──▶ exit 0
                  │                            └─ second signal ──▶ stop at once
@@ -18,21 +18,16 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
-from socketserver import StreamRequestHandler
 from types import TracebackType
 from typing import NoReturn, Self, TypeVar, cast
-from wsgiref.simple_server import WSGIServer
 
-import prometheus_client
 import uvloop
-from prometheus_client import CollectorRegistry
 
 from contracts.errors import ConfigError
 from observability import lastwords
 from observability.log import get_logger
 from observability.private import LoggableError
 from rpc.files import raise_file_limit
-from rpc.server import join_address
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -196,43 +191,3 @@ async def in_daemon_thread(work: Callable[[], T], name: str) -> T:
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return await result
-
-
-class MetricsPort:
-    """`/metrics` over HTTP in a thread of its own, and one for each caller, which has `stall_s` to say what it wants and to
-    take its answer. Owns the port until `close`.
-    """
-
-    def __init__(self, host: str, port: int, registry: CollectorRegistry, stall_s: float = 10.0) -> None:
-        """Listen; ConfigError when the port is busy. Port 0 takes a free one."""
-        try:
-            server, self._thread = prometheus_client.start_http_server(port, host, registry)
-        except OSError as error:
-            where = join_address(host, port)
-            raise ConfigError(f"cannot listen on {where} for metrics: {error.strerror or error}") from error
-        self._server: WSGIServer = server
-        self._server.RequestHandlerClass = _patient(
-            cast("type[StreamRequestHandler]", self._server.RequestHandlerClass), stall_s
-        )
-        self.port = int(self._server.server_address[1])
-
-    def close(self) -> None:
-        """Give the port back. Idempotent."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
-def _patient(handler: type[StreamRequestHandler], limit_s: float) -> type[StreamRequestHandler]:
-    """The same, but for callers that say or take nothing for `limit_s`: they are left."""
-
-    class Patient(handler):  # type: ignore[misc, valid-type]
-        timeout = limit_s
-
-        def handle(self) -> None:
-            try:
-                super().handle()
-            except TimeoutError:
-                log.info("connection cut", client=str(self.client_address), reason="it does not go on", stall_s=limit_s)
-
-    return Patient

@@ -34,7 +34,8 @@ from kv_transfer.region import SharedRegion
 from observability.log import get_logger
 from observability.worker_metrics import WorkerMetrics
 from rpc.lifecycle import Lifecycle, ServedWorker, honest_load
-from rpc.process import MetricsPort, StopSignals, abandon, in_daemon_thread, settle_heap
+from rpc.metrics_port import MetricsPort
+from rpc.process import StopSignals, abandon, in_daemon_thread, settle_heap
 from rpc.proof_guard import ProofGuard, say_unproven
 from rpc.proving_channel import proving
 from rpc.secure_channel import opener_for

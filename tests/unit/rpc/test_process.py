@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import urllib.request
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter
 
 from contracts.errors import ConfigError
-from rpc.process import FatalError, MetricsPort, StopSignals, in_daemon_thread, run_process
+from rpc.process import FatalError, StopSignals, in_daemon_thread, run_process
 
 
 async def test_the_first_signal_asks_and_the_second_hurries() -> None:
@@ -92,17 +89,3 @@ def _alive(pid: int) -> bool:
             return stat.read().rsplit(")", 1)[1].split()[0] not in ("Z", "X")
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def test_the_metrics_port() -> None:
-    registry = CollectorRegistry()
-    Counter("steps", "Steps.", registry=registry).inc()
-    metrics = MetricsPort("127.0.0.1", 0, registry, stall_s=0.2)
-    with socket.create_connection(("127.0.0.1", metrics.port), 5) as silent:
-        silent.send(b"GET /metrics HTTP/1.1")
-        assert silent.recv(1000) == b"", "who says no more is not waited for"
-    with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics") as answer:
-        assert b"steps_total 1.0" in answer.read()
-    with pytest.raises(ConfigError, match=f"127.0.0.1:{metrics.port}"):
-        MetricsPort("127.0.0.1", metrics.port, registry)
-    metrics.close()
