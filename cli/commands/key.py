@@ -82,7 +82,9 @@ def new(**given: Unpack[NewFlags]) -> None:
     An owner's second key has the limits of the first unless they are given, and then they must be the same.
     """
     secret = new_key()
-    expires = given["expires"]
+    expires, today = given["expires"], datetime.datetime.now(datetime.UTC).date()
+    if expires is not None and expires.date() < today:
+        raise ConfigError(f"--expires {expires.date()}: the key would be dead from the start; today is {today} (UTC)")
     try:
         entry = KeyEntry(
             name=given["name"],

@@ -129,7 +129,8 @@ OPTIONS = (
         "--tls",
         section=SECTION,
         is_flag=True,
-        help="TLS at every port, mutual between the processes, by an authority made at each start. For "
+        help="TLS at every port but for workers' metrics, which stay on this machine; mutual between the processes, "
+        "by an authority made at each start. For "
         "real certificates start the processes by themselves.",
     ),
     option(

@@ -283,7 +283,9 @@ def _as_invalid(error: ValidationError) -> InvalidRequest:
         return InvalidRequest("body", body, f"must be JSON in UTF-8: {first['msg']}")
     field = _path_of(first)
     if field[:1] == ["prompt"]:
-        return InvalidRequest("prompt", first["input"], "must be a string, a list of token ids, or a list of either")
+        return InvalidRequest(
+            "prompt", first["input"], "must be a string, a list of token ids, a list of strings or a list of such lists"
+        )
     # Where a field may be one of several, the mistake that is deepest in it is of the one that was meant.
     of_field = [(_path_of(mistake), mistake) for mistake in mistakes if _path_of(mistake)[: len(field)] == field]
     parts, meant = max(of_field, key=lambda one: len(one[0]))

@@ -6,6 +6,7 @@ import stat
 import pytest
 
 from cli.keyfile import change, read
+from cli.main import run
 from contracts.errors import ConfigError
 from router.keys import KeyEntry, hash_of
 
@@ -60,3 +61,12 @@ def test_a_change_that_fails_leaves_the_file_and_nothing_else(tmp_path, monkeypa
         change(path, add)
     assert path.read_bytes() == before
     assert {found.name for found in tmp_path.iterdir()} <= {"keys.json", ".keys.json.lock"}
+
+
+@pytest.mark.parametrize(("day", "code"), [("2020-01-01", 2), ("9999-12-31", 0)])
+def test_no_key_is_made_that_is_dead_from_the_start(tmp_path, capsys, day, code):
+    path = tmp_path / "keys.json"
+    assert run(["key", "new", "--name", "alice", "--expires", day, "--file", str(path)]) == code
+    said = capsys.readouterr().err
+    assert path.exists() == (code == 0)
+    assert code == 0 or ("--expires 2020-01-01" in said and said.count("\n") == 1)
