@@ -180,7 +180,8 @@ async def test_it_ends_with_the_last_run_once_nothing_new_comes(why):
         await settle()
         assert not on.reading.done()
         on.worker.say("a", tokens("a"), None)
-        await on.reading
+        async with asyncio.timeout(5):
+            await on.reading
         assert on.read == [("a", "tokens"), ("a", "ended")]
 
 
