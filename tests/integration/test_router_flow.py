@@ -8,6 +8,7 @@ from contracts.errors import InternalError, LayoutMismatch, NoRoom, Overloaded, 
 from contracts.request import GenerationRequest
 from contracts.sampling import SamplingParams
 from contracts.worker import WorkerKind, WorkerLoad, WorkerState
+from observability.stages import GAP_STAGES, TTFT_STAGES
 from tests.integration.router_harness import MODEL, events, router_config, running_router
 from tests.integration.scripted_workers import answer
 
@@ -48,9 +49,18 @@ def all_workers(running, kind):
 async def test_a_prefill_worker_that_dies(served, fault):
     for worker in all_workers(served, WorkerKind.PREFILL)[:1]:
         setattr(worker.faults, fault, 1)
-    for _ in range(2):  # one of the two meets it
-        await complete(served)
+    bodies = [await complete(served) for _ in range(2)]  # one of the two meets it
     assert await served.metric("diptych_failed_attempts_total", code="UNAVAILABLE") == 1
+    assert await served.metric("diptych_retries_total") == 1
+    moved = fault == "die_after_first"
+    assert await served.metric("diptych_migrations_total", cause="failure") == moved
+    spent = [body["diptych"] for body in bodies]
+    stages = [told["stages"] for told in spent]
+    assert sorted(s["recover_s"] > 0 for s in stages) == [False, moved]
+    assert sorted(s["retry_s"] > 0 for s in stages) == [False, not moved]
+    for told, said in zip(spent, stages, strict=True):
+        assert sum(said[f"{stage}_s"] for stage in TTFT_STAGES) == pytest.approx(told["ttft_s"])
+        assert sum(said[f"{stage}_s"] for stage in GAP_STAGES) == pytest.approx(told["gap_s"])
     seen = [r for w in all_workers(served, WorkerKind.PREFILL) for r in w.seen]
     assert len({r.request_id for r in seen}) == len(seen) == 3
     assert {len(r.output_token_ids) for r in seen} == ({0} if fault == "die_before_first" else {0, 1})
