@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -71,10 +72,14 @@ def _method(config: CompareConfig, model: str) -> str:
         f"{model}. Systems, by the CPU cores that each worker's process keeps to, one compute thread a core: {who}. "
         f"Each round starts every system in turn, as `diptych up` does, and gives it every cell's load: {load.streams} streams "
         f"({load.stream_input_len} tokens in) decode all the time; {arrivals(load)} for {load.window_s:g} s, each with "
-        f"{load.output_len} tokens of answer. Prompts and times are the same for every system; {config.rounds} rounds, medians. "
+        f"{load.output_len} tokens of answer. Prompts and times are the same for every system; {_rounds(config.rounds)}. "
         "ITL of streams is of the gaps that begin within those seconds, TTFT and TPOT of the prompts that arrive, from when they "
         f"were due. Goodput is of prompts that kept {limits}; a stream's token is in time when its gap kept the limit of TPOT."
     )
+
+
+def _rounds(count: int) -> str:
+    return "1 round" if count == 1 else f"{count} rounds, medians"
 
 
 def arrivals(load: LoadConfig) -> str:
@@ -129,8 +134,8 @@ def wins_at(comparison: Comparison, system: str, quantity: Quantity) -> str:
     return f"{quantity.title} ({', '.join(f'{cell.input_len} at {cell.input_rate:.0f}' for cell in won)})"
 
 
-def page_text(record: Record) -> str:
-    """Markdown: as of any record, but tables first, and every run's number in the JSON alone."""
+def page_text(record: Record, pictures: Sequence[Path] = ()) -> str:
+    """Markdown: as of any record, but tables first, and every run's number in the JSON alone; pictures are named."""
     report = record.report
     lines = [f"# {report.title}", "", report.method, "", f"`{report.command}`", ""]
     for each in report.tables:
@@ -148,14 +153,15 @@ def page_text(record: Record) -> str:
         f"Python {machine.python} · torch {machine.libraries['torch']} · other work took {record.foreign_cpu_percent:g} % "
         "of the cores",
     ]
+    lines += ["", *(f"![{path.stem}]({path.name})" for path in pictures)] if pictures else []
     return "\n".join([*lines, ""])
 
 
-def write(record: Record, html: str, folder: Path) -> list[Path]:
+def write(record: Record, html: str, folder: Path, pictures: Sequence[Path] = ()) -> list[Path]:
     """compare.json, compare.md and compare.html in `folder`, which is made. Raises ConfigError."""
     contents = {
         "json": msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n",
-        "md": page_text(record).encode(),
+        "md": page_text(record, pictures).encode(),
         "html": html.encode(),
     }
     paths = []

@@ -81,5 +81,5 @@ def _write(given: CompareFlags, comparison: Comparison, record: Record) -> None:
         click.echo(line, err=True)
 
     pictures = draw(comparison, folder, say) if given["plots"] else []
-    for path in (*write(record, page(comparison, record, pictures), folder), *pictures):
+    for path in (*write(record, page(comparison, record, pictures), folder, pictures), *pictures):
         say(f"wrote {path}")
