@@ -21,7 +21,7 @@ from router.config import AdmissionConfig, CanaryConfig, DisaggregationConfig, L
 from tests.integration.processes.children import Child, Config, Nursery
 from tests.integration.processes.client import Question, question
 from tests.integration.processes.cluster import WORKERS, Cluster, Setup
-from tests.monitoring.prometheus_process import PrometheusProcess, binary
+from tests.monitoring.prometheus_process import SCRAPE_S, PrometheusProcess, binary
 from tests.monitoring.queries import (
     DASHBOARDS,
     Query,
@@ -194,6 +194,7 @@ async def played(folder: Path, servers: list[PrometheusProcess]) -> tuple[float,
         await scene(made, servers[0])
         # What was counted for the first time a moment ago has a rate once it was scraped twice.
         await seen_by(servers[0], made, "rate(diptych_rate_limited_requests_total[2s])")
+        await asyncio.sleep(4 * SCRAPE_S)  # a range is asked at steps, of which some must be after that
         return begun, time.time(), await exported(made.targets())
 
 
