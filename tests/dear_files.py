@@ -34,6 +34,7 @@ SECONDS = {
     "tests/integration/test_traces.py": 12,
     "tests/integration/test_dashboard_browser.py": 11,
     "tests/integration/test_canary.py": 11,
+    "tests/integration/test_compare.py": 10,
     "tests/integration/test_measured.py": 12,
     "tests/integration/test_router_answers.py": 11,
     "tests/integration/processes/test_commands.py": 10,
