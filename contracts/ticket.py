@@ -105,8 +105,8 @@ class AbortResponse:
 class CommitResponse:
     """The decode engine has the request, and owns `num_blocks` blocks for it now.
 
-    It came `took_s` after the commit; `checked_s` of these were before the request was given to the engine. No part of what is said:
-    the same answer again takes another time.
+    It came `took_s` after the commit; `checked_s` of these were before the request was given to the engine. No part of what is
+    said: the same answer again takes another time.
     """
 
     handoff_id: str

@@ -1,4 +1,4 @@
-"""The table by which files are dealt out names files that are there: one that was moved would come last, and nobody would see it."""
+"""The table by which files are dealt out names files that are there: one that was moved would come last, unseen."""
 
 from pathlib import Path
 

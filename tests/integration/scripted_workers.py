@@ -34,6 +34,7 @@ EOS = 1
 STATS = HandoffStats("local", kv_bytes=4096, num_writes=1, num_blocks=1, transfer_s=0.001, exposed_s=0.0005)
 PREFILL_STAGES = StageTimes(prefill_queue_s=0.001, prefill_compute_s=0.002, transfer_s=0.0005)
 DECODE_STAGES = StageTimes(decode_queue_s=0.001, first_step_s=0.001)
+ALONE_STAGES = (StageTimes(), DECODE_STAGES)
 
 
 def token_at(request: GenerationRequest, index: int) -> int:
@@ -295,7 +296,7 @@ class ScriptedDecode(decode_pb2_grpc.DecodeServicer):
     async def go_on(self, ident, ticket, outbox):
         await self.run(ident, await ticket, outbox, (DECODE_STAGES,))
 
-    async def run(self, ident, request, outbox, told=(StageTimes(), DECODE_STAGES)):
+    async def run(self, ident, request, outbox, told=ALONE_STAGES):
         """`told` are the stages of its first tokens; alone it computes prompts in no time, which teaches a router nothing."""
         self.worker.running.add(ident)
         stages = list(told)
