@@ -99,7 +99,7 @@ class World:
         self.kv.publish(request.lease, request.block_hashes, request.num_computed_tokens)
         if request.num_uncomputed_tokens:
             return
-        request.append(0, 0.0)
+        request.append(0, 0.0, 0.0)
         if request.finish_reason(frozenset()):
             self.scheduler.remove(request)
             self.live.remove(request)
