@@ -60,8 +60,13 @@ class InProcessChannel(grpc.aio.Channel):
         codec = _Codec(method, request_serializer, response_deserializer)
         return lambda requests: _Stream(self, codec, requests)
 
-    def unary_stream(self, *args, **kwargs):
-        raise NotImplementedError("no service of the workers has such a method")
+    def unary_stream(self, method, *codecs, **options):
+        """Stubs make one for each method of a service, such as Health's Watch; our processes call none between them."""
+
+        def call(request, **_):
+            raise NotImplementedError(f"{method}: no process of ours calls it")
+
+        return call
 
     stream_unary = unary_stream
 
