@@ -45,6 +45,14 @@ class Crowd:
             while await self.running.metric("diptych_requests_waiting") < number:
                 await asyncio.sleep(0.01)
 
+    async def all_are_in(self):
+        """While some wait, as many run as may."""
+        async with asyncio.timeout(10):
+            while await self.running.metric("diptych_requests_waiting") + len(self.answered) + PLACES < len(
+                self.asking
+            ):
+                await asyncio.sleep(0.01)
+
 
 @asynccontextmanager
 async def crowd(tmp_path, **owners):
@@ -74,11 +82,12 @@ async def test_only_who_may_goes_before_others_and_who_can_wait_goes_last(tmp_pa
     async with crowd(tmp_path, flood={}, granted={"best_priority": -5}) as them:
         for _ in range(FLOOD):
             them.send("flood")
-        await them.waiting(FLOOD // 2)
+        await them.all_are_in()
+        await them.waiting(2 * PLACES)
         before = len(them.answered)
         them.send("flood", "takes it", priority=-5)
         them.send("flood", "can wait", priority=5)
-        await them.waiting(2)
+        await them.all_are_in()
         for _ in range(2 * PLACES):
             them.send("granted", priority=-5)
         await asyncio.gather(*them.asking)
