@@ -160,7 +160,10 @@ async def asked_and_cut(served: House, crew: Crew, question: Question, door: str
     async with asyncio.timeout(PATIENCE_S):
         await crew.breath.held
         if door == WHOLE:
-            await asyncio.sleep(0.01)  # its client hears nothing that could be waited for
+            # Its client hears nothing that could be waited for. Turns, and not only time: what was made is on its way through
+            # this loop, and the router has to have heard the first token, as it has where a client has heard six.
+            for _ in range(20):
+                await asyncio.sleep(0.005)
         else:
             await heard_enough.wait()
         await crew.cut()
