@@ -5,15 +5,11 @@ What only a worker knows (steps, preemptions, transfers) it has under vLLM's nam
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from prometheus_client import CollectorRegistry, Counter
 
 from observability import names
-from observability.histograms import Counts
-from observability.names import Metric
 from observability.samples import RequestSample
-from observability.series import counted, counter
+from observability.series import OneEngine, counter
 
 REQUEST_BUCKETS = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
 TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
@@ -24,34 +20,27 @@ class RouterAliases:
     """Counts into a router's registry, from one thread."""
 
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
-        labels = (model_name, "0")
-
-        def total(metric: Metric, *own: str) -> Counter:
-            return counter(registry, metric).labels(*labels, *own)
-
-        def histogram(metric: Metric, buckets: Sequence[float]) -> Counts:
-            return counted(registry, buckets, (metric,), labels).series()
-
-        self._labels = labels
-        self._prompt = total(names.V_PROMPT_TOKENS)
-        self._generated = total(names.V_GENERATION_TOKENS)
-        self._queries = total(names.V_CACHE_QUERIES)
-        self._hits = total(names.V_CACHE_HITS)
+        labels = self._labels = (model_name, "0")
+        made = OneEngine(registry, labels)
+        self._prompt = made.counter(names.V_PROMPT_TOKENS)
+        self._generated = made.counter(names.V_GENERATION_TOKENS)
+        self._queries = made.counter(names.V_CACHE_QUERIES)
+        self._hits = made.counter(names.V_CACHE_HITS)
         sources = counter(registry, names.V_PROMPT_SOURCES)
         self._computed_here = sources.labels(*labels, "local_compute")
         self._cached_here = sources.labels(*labels, "local_cache_hit")
         self._success = counter(registry, names.V_SUCCESS)
         self._succeeded: dict[str, Counter] = {}
-        self._queue = histogram(names.V_QUEUE_TIME, REQUEST_BUCKETS)
-        self._prefill = histogram(names.V_PREFILL_TIME, REQUEST_BUCKETS)
-        self._decode = histogram(names.V_DECODE_TIME, REQUEST_BUCKETS)
-        self._inference = histogram(names.V_INFERENCE_TIME, REQUEST_BUCKETS)
-        self._prompt_size = histogram(names.V_PROMPT_SIZE, TOKEN_BUCKETS)
-        self._output_size = histogram(names.V_OUTPUT_SIZE, TOKEN_BUCKETS)
-        self._max_output = histogram(names.V_MAX_OUTPUT, TOKEN_BUCKETS)
-        self._computed = histogram(names.V_COMPUTED, TOKEN_BUCKETS)
-        self._n = histogram(names.V_PARAM_N, N_BUCKETS)
-        self._max_tokens = histogram(names.V_PARAM_MAX_TOKENS, TOKEN_BUCKETS)
+        self._queue = made.histogram(names.V_QUEUE_TIME, REQUEST_BUCKETS)
+        self._prefill = made.histogram(names.V_PREFILL_TIME, REQUEST_BUCKETS)
+        self._decode = made.histogram(names.V_DECODE_TIME, REQUEST_BUCKETS)
+        self._inference = made.histogram(names.V_INFERENCE_TIME, REQUEST_BUCKETS)
+        self._prompt_size = made.histogram(names.V_PROMPT_SIZE, TOKEN_BUCKETS)
+        self._output_size = made.histogram(names.V_OUTPUT_SIZE, TOKEN_BUCKETS)
+        self._max_output = made.histogram(names.V_MAX_OUTPUT, TOKEN_BUCKETS)
+        self._computed = made.histogram(names.V_COMPUTED, TOKEN_BUCKETS)
+        self._n = made.histogram(names.V_PARAM_N, N_BUCKETS)
+        self._max_tokens = made.histogram(names.V_PARAM_MAX_TOKENS, TOKEN_BUCKETS)
 
     def observe(self, sample: RequestSample) -> None:
         """One request is over."""

@@ -6,11 +6,12 @@ Does not know what is counted.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from observability.histograms import CountedHistogram, HistogramName
+from observability.histograms import CountedHistogram, Counts, HistogramName
 from observability.names import Metric
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # when each series began: read by nobody, and half of what a scrape carries
@@ -48,6 +49,22 @@ def counted(
     if len(left) > 1:
         raise ValueError(f"{[metric.name for metric in metrics]}: one label may vary, not {sorted(left)}")
     return CountedHistogram(registry, bounds, names, "".join(left))
+
+
+@dataclass(frozen=True, slots=True)
+class OneEngine:
+    """Makes the vllm:* series of a process, which has one value of each of their labels: `labels` are (model_name, engine)."""
+
+    registry: CollectorRegistry
+    labels: tuple[str, str]
+
+    def counter(self, metric: Metric) -> Counter:
+        """Counts up."""
+        return counter(self.registry, metric).labels(*self.labels)
+
+    def histogram(self, metric: Metric, bounds: Sequence[float]) -> Counts:
+        """As `counted`."""
+        return counted(self.registry, bounds, (metric,), self.labels).series()
 
 
 def gauge_family(metric: Metric) -> GaugeMetricFamily:

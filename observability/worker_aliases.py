@@ -6,16 +6,12 @@ written. Used from the engine's thread. Does not know engines.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 
 from observability import names
-from observability.histograms import Counts
-from observability.names import Metric
 from observability.router_aliases import REQUEST_BUCKETS, TOKEN_BUCKETS
 from observability.samples import EngineSample
-from observability.series import counted, counter, gauge
+from observability.series import OneEngine, counter, gauge
 
 STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
@@ -25,29 +21,23 @@ class WorkerAliases:
 
     def __init__(self, registry: CollectorRegistry, model_name: str, pool: str) -> None:
         labels = self._labels = (model_name, pool)
-
-        def total(metric: Metric, *own: str) -> Counter:
-            return counter(registry, metric).labels(*labels, *own)
-
-        def histogram(metric: Metric, buckets: Sequence[float]) -> Counts:
-            return counted(registry, buckets, (metric,), labels).series()
-
+        made = OneEngine(registry, labels)
         self._registry = registry
-        self._prompt = total(names.V_PROMPT_TOKENS)
-        self._generated = total(names.V_GENERATION_TOKENS)
-        self._preemptions = total(names.V_PREEMPTIONS)
+        self._prompt = made.counter(names.V_PROMPT_TOKENS)
+        self._generated = made.counter(names.V_GENERATION_TOKENS)
+        self._preemptions = made.counter(names.V_PREEMPTIONS)
         sources = counter(registry, names.V_PROMPT_SOURCES)
         self._sources = {source: sources.labels(*labels, source) for source in names.LABELS["source"]}
         self._success = counter(registry, names.V_SUCCESS)
-        self._iteration = histogram(names.V_ITERATION_TOKENS, STEP_TOKEN_BUCKETS)
-        self._queue = histogram(names.V_QUEUE_TIME, REQUEST_BUCKETS)
-        self._prefill = histogram(names.V_PREFILL_TIME, REQUEST_BUCKETS)
-        self._decode = histogram(names.V_DECODE_TIME, REQUEST_BUCKETS)
-        self._inference = histogram(names.V_INFERENCE_TIME, REQUEST_BUCKETS)
-        self._prompt_size = histogram(names.V_PROMPT_SIZE, TOKEN_BUCKETS)
-        self._output_size = histogram(names.V_OUTPUT_SIZE, TOKEN_BUCKETS)
-        self._computed = histogram(names.V_COMPUTED, TOKEN_BUCKETS)
-        self._max_tokens = histogram(names.V_PARAM_MAX_TOKENS, TOKEN_BUCKETS)
+        self._iteration = made.histogram(names.V_ITERATION_TOKENS, STEP_TOKEN_BUCKETS)
+        self._queue = made.histogram(names.V_QUEUE_TIME, REQUEST_BUCKETS)
+        self._prefill = made.histogram(names.V_PREFILL_TIME, REQUEST_BUCKETS)
+        self._decode = made.histogram(names.V_DECODE_TIME, REQUEST_BUCKETS)
+        self._inference = made.histogram(names.V_INFERENCE_TIME, REQUEST_BUCKETS)
+        self._prompt_size = made.histogram(names.V_PROMPT_SIZE, TOKEN_BUCKETS)
+        self._output_size = made.histogram(names.V_OUTPUT_SIZE, TOKEN_BUCKETS)
+        self._computed = made.histogram(names.V_COMPUTED, TOKEN_BUCKETS)
+        self._max_tokens = made.histogram(names.V_PARAM_MAX_TOKENS, TOKEN_BUCKETS)
 
     def describe(self, block_size: int, num_blocks: int, caching: bool, dtype: str) -> None:
         """The KV memory's facts. Called once."""
