@@ -10,6 +10,7 @@ Lengths are counted by a tokenizer where one is given, else as words. Does not k
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.serving.requests import BenchRequest, Form, Prompt, Turn
+from bench.serving.requests import BenchRequest, Form, Prompt, Turn, checked_length
 from contracts.errors import ConfigError
 
 MAX_FILE_BYTES = 2 * 2**30
@@ -61,7 +62,7 @@ def lines_of(path: Path, most: int) -> Iterator[tuple[str, str]]:
     """The first `most` lines that are not empty, each with its place. Raises ConfigError; also when there is none."""
     found = 0
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
                 if line.strip() and found < most:
                     found += 1
@@ -94,8 +95,8 @@ def read_sharegpt(path: Path, load: FileLoad) -> tuple[BenchRequest, ...]:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ConfigError(f"{path} is larger than {MAX_FILE_BYTES // 2**30} GiB")
-        listed = msgspec.json.decode(path.read_bytes(), type=list[_Conversation])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        listed = msgspec.json.decode(path.read_bytes().removeprefix(BOM_UTF8), type=list[_Conversation])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}; must be ShareGPT's JSON") from error
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
@@ -129,12 +130,12 @@ def tokenizer_count(path: Path) -> CountTokens:
 def _of_json(where: str, text: str, load: FileLoad) -> BenchRequest:
     try:
         line = msgspec.json.decode(text, type=_Line)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f'{where}: {error}; must be {{"prompt": …}} or {{"messages": …}}') from error
     if (line.prompt is None) == (line.messages is None):
         raise ConfigError(f'{where}: must have either "prompt" or "messages"')
-    if line.output_tokens is not None and line.output_tokens < 1:
-        raise ConfigError(f"{where}: output_tokens {line.output_tokens} must be at least 1")
+    if line.output_tokens is not None:
+        checked_length(where, "output_tokens", line.output_tokens)
     if line.prompt is not None:
         return _request(_as_form(line.prompt, load.form), load.count(line.prompt), line.output_tokens, load)
     turns = tuple(Turn(message.role, message.content) for message in line.messages or ())

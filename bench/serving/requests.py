@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from contracts.errors import DiptychError
+from contracts.errors import ConfigError, DiptychError
 
+MOST_TOKENS = 2**24  # of one prompt or one answer
 Tokens = tuple[int, ...]
 
 
@@ -35,6 +36,13 @@ class Form(StrEnum):
     IDS = "ids"
     TEXT = "text"
     CHAT = "chat"
+
+
+def checked_length(where: str, name: str, length: int, least: int = 1) -> int:
+    """A number of tokens that a prompt or an answer can have. Raises ConfigError naming place, value and limits."""
+    if not least <= length <= MOST_TOKENS:
+        raise ConfigError(f"{where}: {name} {length} must be from {least} to {MOST_TOKENS}")
+    return length
 
 
 class AskFailed(DiptychError):

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.serving.requests import BenchRequest
+from bench.serving.requests import MOST_TOKENS, BenchRequest
 from bench.serving.writer import Writer
 from contracts.errors import ConfigError
+
+MOST_PROMPTS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +30,17 @@ class Shape:
     think_s: float = 0.0
 
     def __post_init__(self) -> None:
-        at_least = (
-            ("--num-prompts", self.num_prompts, 1),
-            ("--input-len", self.input_len, 1),
-            ("--output-len", self.output_len, 1),
-            ("--prefix-len", self.prefix_len, 0),
-            ("--num-prefixes", self.num_prefixes, 1),
-            ("--turns", self.turns, 1),
+        limits = (
+            ("--num-prompts", self.num_prompts, 1, MOST_PROMPTS),
+            ("--input-len", self.input_len, 1, MOST_TOKENS),
+            ("--output-len", self.output_len, 1, MOST_TOKENS),
+            ("--prefix-len", self.prefix_len, 0, MOST_TOKENS),
+            ("--num-prefixes", self.num_prefixes, 1, MOST_PROMPTS),
+            ("--turns", self.turns, 1, MOST_PROMPTS),
         )
-        for name, value, low in at_least:
-            if value < low:
-                raise ConfigError(f"{name}: {value} must be at least {low}")
+        for name, value, low, high in limits:
+            if not low <= value <= high:
+                raise ConfigError(f"{name}: {value} must be from {low} to {high}")
         if not 0 <= self.range_ratio < 1:
             raise ConfigError(f"--range-ratio: {self.range_ratio} must be from 0 to below 1")
 

@@ -17,11 +17,12 @@ from pathlib import Path
 import msgspec
 
 from bench.serving.files import lines_of
-from bench.serving.requests import BenchRequest
+from bench.serving.requests import BenchRequest, checked_length
 from bench.serving.writer import Writer
 from contracts.errors import ConfigError
 
 MOONCAKE_BLOCK_TOKENS = 512
+_LONGEST_S = 366 * 86_400.0
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
@@ -39,10 +40,12 @@ def read_mooncake(path: Path, writer: Writer, block_tokens: int, most: int) -> t
     for where, text in lines_of(path, most):
         try:
             line = msgspec.json.decode(text, type=_Line)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise ConfigError(f"{where}: {error}") from error
-        blocks = -(-line.input_length // block_tokens)
-        if line.input_length < 1 or len(line.hash_ids) != blocks or min(line.hash_ids) < 0:
+        blocks = -(-checked_length(where, "input_length", line.input_length) // block_tokens)
+        if min(line.hash_ids, default=0) < 0:
+            raise ConfigError(f"{where}: hash_ids {min(line.hash_ids)} must be at least 0")
+        if len(line.hash_ids) != blocks:
             raise ConfigError(
                 f"{where}: {len(line.hash_ids)} hash_ids for input_length {line.input_length}; must be {blocks}, one a block of "
                 f"{block_tokens} tokens (--trace-block-size)"
@@ -53,7 +56,8 @@ def read_mooncake(path: Path, writer: Writer, block_tokens: int, most: int) -> t
             for index, block in enumerate(line.hash_ids)
         ]
         at_s = (line.timestamp - begin_ms) / 1e3
-        requests.append(BenchRequest(writer.joined(parts), max(1, line.output_length), line.input_length, at_s))
+        output_len = max(1, checked_length(where, "output_length", line.output_length, least=0))
+        requests.append(BenchRequest(writer.joined(parts), output_len, line.input_length, at_s))
     return _in_time(path, requests)
 
 
@@ -72,19 +76,25 @@ def read_azure(path: Path, writer: Writer, most: int) -> tuple[BenchRequest, ...
 def _azure_requests(lines: Iterator[tuple[str, str]], writer: Writer) -> Iterator[BenchRequest]:
     begin: datetime.datetime | None = None
     for index, (where, text) in enumerate(lines):
-        row = next(csv.reader([text]))
         try:
+            row = next(csv.reader([text]))
             moment, input_len, output_len = row
             at, length, new = datetime.datetime.fromisoformat(moment), int(input_len), int(output_len)
             begin = at if begin is None else begin
             at_s = (at - begin).total_seconds()
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, csv.Error) as error:
             raise ConfigError(f"{where}: {text[:80]!r} must be a time and two numbers of tokens: {error}") from error
-        yield BenchRequest(writer.write((5, index), max(1, length)), max(1, new), max(1, length), at_s)
+        checked_length(where, _AZURE[1], length)
+        output_len = max(1, checked_length(where, _AZURE[2], new, least=0))
+        yield BenchRequest(writer.write((5, index), length), output_len, length, at_s)
 
 
 def _in_time(path: Path, requests: list[BenchRequest]) -> tuple[BenchRequest, ...]:
     times = [request.at_s or 0.0 for request in requests]
     if times != sorted(times):
         raise ConfigError(f"{path}: requests must be in order of time")
+    if times[-1] > _LONGEST_S:
+        raise ConfigError(
+            f"{path}: the last request comes {times[-1]:g} s after the first; must be within {_LONGEST_S:g} s"
+        )
     return tuple(requests)

@@ -97,6 +97,39 @@ BAD = [
     ("file", "p.jsonl", '{"text": "x"}', 'p.jsonl:1: must have either "prompt" or "messages"'),
     ("file", "p.jsonl", '{"messages": []}', "p.jsonl:1: messages must have a turn"),
     ("file", "p.txt", "\n \n", "has no requests"),
+    (
+        "file",
+        "p.jsonl",
+        '{"prompt": "a", "output_tokens": 1000000000000}',
+        "p.jsonl:1: output_tokens 1000000000000 must be",
+    ),
+    ("file", "p.jsonl", '{"x":' * 10_000, "p.jsonl:1: "),
+    ("sharegpt", "s.json", '[{"conversations":' + "[" * 100_000, "must be ShareGPT's JSON"),
+    (
+        "mooncake",
+        "t.jsonl",
+        json.dumps({**MOONCAKE[0], "output_length": -1}),
+        "t.jsonl:1: output_length -1 must be from 0",
+    ),
+    ("mooncake", "t.jsonl", json.dumps({**MOONCAKE[0], "output_length": 10**18}), "t.jsonl:1: output_length 1000"),
+    (
+        "mooncake",
+        "t.jsonl",
+        json.dumps({**MOONCAKE[0], "input_length": 0, "hash_ids": []}),
+        "1: input_length 0 must be from 1",
+    ),
+    ("mooncake", "t.jsonl", json.dumps({**MOONCAKE[0], "hash_ids": [1, -2, 3]}), "1: hash_ids -2 must be at least 0"),
+    (
+        "mooncake",
+        "t.jsonl",
+        "\n".join(json.dumps({**MOONCAKE[0], "timestamp": t}) for t in (0, 1e300)),
+        "1e.297 s after",
+    ),
+    ("azure", "a.csv", AZURE + "2024-01-01,-5,1\n", "a.csv:4: ContextTokens -5 must be from 1"),
+    ("azure", "a.csv", AZURE + f"2024-01-01,{10**14},1\n", "a.csv:4: ContextTokens 1000"),
+    ("azure", "a.csv", AZURE + f"2024-01-01,1,{10**14}\n", "a.csv:4: GeneratedTokens 1000"),
+    ("azure", "a.csv", AZURE + '"' + "a" * 200_000 + '",1,2\n', "a.csv:4: .*field larger"),
+    ("azure", "a.csv", AZURE + "2024-01-01T00:00:00Z,1,2\n", "a.csv:4: "),
 ]
 
 
@@ -105,6 +138,31 @@ def test_a_bad_file_is_named_with_its_line(tmp_path: Path, name: str, file: str,
     (tmp_path / file).write_text(text)
     with pytest.raises(ConfigError, match=said):
         requests_maker(data(name, tmp_path / file, Form.CHAT, block_tokens=4))(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "text"),
+    [
+        ("file", "p.txt", "one\n"),
+        ("file", "p.jsonl", '{"prompt": "one"}\n'),
+        (
+            "sharegpt",
+            "s.json",
+            json.dumps([{"conversations": [{"from": "user", "value": "one"}, {"from": "gpt", "value": "x"}]}]),
+        ),
+    ],
+)
+def test_a_mark_of_utf8_at_the_beginning_is_no_part_of_a_prompt(
+    tmp_path: Path, name: str, file: str, text: str
+) -> None:
+    (tmp_path / file).write_text(text, encoding="utf-8-sig")
+    assert requests_maker(data(name, tmp_path / file, Form.TEXT, count=1))(0)[0].prompt == "one"
+
+
+@pytest.mark.parametrize("field", ["input_len", "output_len", "prefix_len", "num_prompts"])
+def test_lengths_that_no_memory_holds_are_refused_by_name(field: str) -> None:
+    with pytest.raises(ConfigError, match=f"--{field.replace('_', '-')}: 10000000000000 must be from"):
+        Shape(**{"num_prompts": 1, field: 10**13})
 
 
 def test_a_sweep_is_every_rate_with_every_limit_and_a_trace_has_its_own_times() -> None:
