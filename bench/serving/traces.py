@@ -85,8 +85,8 @@ def _azure_requests(lines: Iterator[tuple[str, str]], writer: Writer) -> Iterato
         except (ValueError, TypeError, csv.Error) as error:
             raise ConfigError(f"{where}: {text[:80]!r} must be a time and two numbers of tokens: {error}") from error
         checked_length(where, _AZURE[1], length)
-        output_len = max(1, checked_length(where, _AZURE[2], new, least=0))
-        yield BenchRequest(writer.write((5, index), length), output_len, length, at_s)
+        answer_len = max(1, checked_length(where, _AZURE[2], new, least=0))
+        yield BenchRequest(writer.write((5, index), length), answer_len, length, at_s)
 
 
 def _in_time(path: Path, requests: list[BenchRequest]) -> tuple[BenchRequest, ...]:
