@@ -19,16 +19,19 @@ from contracts.errors import ConfigError
 
 
 class StubTarget:
-    """Answers when it is told to; notes what was asked and how many at once."""
+    """Answers when it is told to; notes what was asked and how many at once. `busy_s` is how long it keeps the loop for itself."""
 
-    def __init__(self, gate: asyncio.Event | None = None, fail_on: Prompt | None = None) -> None:
+    def __init__(self, gate: asyncio.Event | None = None, fail_on: Prompt | None = None, busy_s: float = 0.0) -> None:
         self.asked: list[Prompt] = []
+        self.lens: list[int] = []
         self.now = self.most = 0
-        self._gate, self._fail_on = gate, fail_on
+        self._gate, self._fail_on, self._busy_s = gate, fail_on, busy_s
 
     async def ask(self, prompt: Prompt, output_len: int) -> Reply:
         sent_s = time.monotonic()
         self.asked.append(prompt)
+        self.lens.append(output_len)
+        _keep_the_loop(self._busy_s)
         if prompt == self._fail_on:
             raise AskFailed("no")
         self.now += 1
@@ -44,6 +47,10 @@ class StubTarget:
         pass
 
 
+def _keep_the_loop(for_s: float) -> None:
+    time.sleep(for_s)
+
+
 def requests_of(count: int) -> list[BenchRequest]:
     return [BenchRequest((index,), 1, 1) for index in range(count)]
 
@@ -53,7 +60,9 @@ def test_gaps_have_the_mean_of_the_rate_and_the_spread_of_the_burstiness(burstin
     times = arrival_times(20_001, 50.0, burstiness, seed=0)
     assert times is not None and times[0] == 0.0
     gaps = np.diff(times)
-    assert gaps.mean() == pytest.approx(0.02, rel=0.05)
+    assert gaps.mean() == pytest.approx(0.02)  # to the last digit, also where they are few
+    few = arrival_times(5, 50.0, burstiness, seed=3)
+    assert few is not None and few[-1] == pytest.approx(4 / 50) and few == tuple(sorted(few))
     assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.05)
     assert times == arrival_times(20_001, 50.0, burstiness, seed=0) != arrival_times(20_001, 50.0, burstiness, seed=1)
 
@@ -71,6 +80,43 @@ async def test_a_closed_loop_keeps_its_number_in_flight_and_counts_from_the_free
     run = await drive(requests_of(20), LoadPlan(max_concurrency=3), target)
     assert target.most == 3 and target.asked == [(index,) for index in range(20)]
     assert all(outcome.ok and outcome.lag_s < 0.05 for outcome in run.outcomes)
+
+
+async def test_in_a_closed_loop_a_request_is_due_when_a_place_gets_free() -> None:
+    gate = asyncio.Event()
+    load = asyncio.create_task(drive(requests_of(2), LoadPlan(max_concurrency=1), StubTarget(gate)))
+    held_s = 0.03
+    await asyncio.sleep(held_s)
+    gate.set()
+    first, second = (await load).outcomes
+    assert first.ttft_s >= held_s * 0.9
+    assert second.scheduled_s >= first.answered.arrivals_s[-1] and second.lag_s < held_s
+
+
+async def test_a_client_that_is_late_itself_counts_from_the_schedule() -> None:
+    """Each request keeps the event loop for three gaps: what comes later was due all the same."""
+    busy_s, gap_s = 0.006, 0.002
+    due = tuple(index * gap_s for index in range(4))
+    run = await drive(requests_of(4), LoadPlan(due), StubTarget(busy_s=busy_s))
+    assert [outcome.scheduled_s - run.begin_s for outcome in run.outcomes] == pytest.approx(due)
+    assert run.outcomes[3].lag_s >= 3 * busy_s - due[3]
+    assert details(run)["start_times"] == pytest.approx(due)
+
+
+async def test_a_request_that_does_not_end_is_given_up() -> None:
+    gate = asyncio.Event()  # never set
+    run = await drive(requests_of(1), LoadPlan(request_timeout_s=0.01), StubTarget(gate))
+    assert [outcome.error for outcome in run.outcomes] == ["no end within 0.01 s"]
+
+
+@pytest.mark.parametrize("arrivals", [None, (0.0, 0.0)])
+async def test_a_turn_is_due_when_its_user_has_thought_about_the_answer(arrivals: tuple[float, ...] | None) -> None:
+    think_s = 0.02
+    shape = Shape(num_prompts=2, input_len=3, output_len=1, turns=2, think_s=think_s)
+    requests = conversations(shape, Writer(Form.IDS, seed=0))
+    assert [request.prompt_len for request in requests] == [3, 3 + 1 + 3]
+    first, second = (await drive(requests, LoadPlan(arrivals), StubTarget())).outcomes
+    assert second.scheduled_s - first.answered.arrivals_s[-1] >= think_s
 
 
 async def test_without_schedule_or_limit_all_are_sent_at_once() -> None:
