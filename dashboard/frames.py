@@ -30,9 +30,7 @@ class Window(msgspec.Struct, frozen=True, omit_defaults=True):
     finished: int = 0
     failed: int = 0
     good: int = 0  # within every limit
-    excused: int = (
-        0  # of those that are not: left by their clients, or refused for what they asked; limits promise them nothing
-    )
+    excused: int = 0  # of those that are not: left by their clients, or refused for what they asked or had used up
     running: int = 0
     waiting: int = 0
 

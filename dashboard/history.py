@@ -51,6 +51,7 @@ class History:
     def __init__(self, title: Title, slo: SloConfig) -> None:
         self._title = title
         self._slo = slo
+        self._limits = slo.limits
         self._gaps: deque[float] = deque(maxlen=_MOST_HEARD)
         self._finished: deque[Finished] = deque(maxlen=_MOST_HEARD)
         self._num_tokens = 0
@@ -59,7 +60,7 @@ class History:
         self._handoff = Sliding(LOOK_S)
         self._unexplained, self._second_unexplained = Sliding(LOOK_S), Sliding(LOOK_S)
         self._windows: deque[Window] = deque(maxlen=SPAN_S)
-        self._boards = Boards(slo)
+        self._boards = Boards(self._limits)
         self._crew = Crew()
 
     def delivered(self, gap_s: float, num_tokens: int) -> None:
@@ -97,8 +98,8 @@ class History:
             tokens=num_tokens,
             finished=num_finished,
             failed=sum(f.failed for f in finished),
-            good=sum(self._slo.kept(f.sample) for f in finished),
-            excused=sum(f.excused for f in finished),
+            good=sum(not self._limits.missed(f.sample) for f in finished),
+            excused=sum(f.sample.excused for f in finished),
             running=running,
             waiting=waiting,
         )

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from contracts.errors import ErrorCode
 from dashboard.frames import DecisionRow, HandoffRow, RequestRow
-from dashboard.slo import SloConfig, mean_gap_s
 from observability.samples import RequestSample
+from observability.slo import Limits
 
 RECENT = 60
 EACH_SECOND = 12
@@ -22,9 +22,6 @@ SLOWEST = 12
 FAILED = 20
 SLOW_FOR_S = 300.0
 _LEFT = ErrorCode.CANCELLED.value
-_EXCUSED = frozenset(
-    (_LEFT, ErrorCode.INVALID_ARGUMENT.value, ErrorCode.NOT_FOUND.value, ErrorCode.PERMISSION_DENIED.value)
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +46,6 @@ class Finished:
         return not self.sample.succeeded and self.sample.outcome != _LEFT
 
     @property
-    def excused(self) -> bool:
-        """Left by its client, or refused for what it asked: it says nothing of how well this router serves."""
-        return self.sample.outcome in _EXCUSED
-
-    @property
     def unexplained_s(self) -> float:
         """Of TTFT, beside all stages; below 0 where these say too much."""
         return self.sample.spent.ttft_unexplained_s or 0.0
@@ -72,7 +64,7 @@ class Finished:
         return stages.transfer_s + stages.commit_s + stages.decode_queue_s
 
 
-def row(finished: Finished, number: int, wall_s: float, slo: SloConfig) -> RequestRow:
+def row(finished: Finished, number: int, wall_s: float, limits: Limits) -> RequestRow:
     """It as watchers are told; `wall_s` is when it ended, of the Unix epoch."""
     sample = finished.sample
     handoff = sample.handoffs[0] if sample.handoffs else None
@@ -87,9 +79,9 @@ def row(finished: Finished, number: int, wall_s: float, slo: SloConfig) -> Reque
         route=sample.route,
         e2e=to_ms(sample.e2e_s),
         ok=sample.succeeded,
-        good=slo.kept(sample),
+        good=not limits.missed(sample),
         ttft=ms(sample.ttft_s),
-        gap=ms(mean_gap_s(sample)),
+        gap=ms(sample.mean_gap_s),
         prompt_tokens=sample.num_prompt_tokens,
         cached_tokens=sample.num_cached_tokens,
         output_tokens=sample.num_output_tokens,
@@ -130,8 +122,8 @@ def to_ms(seconds: float) -> float:
 class Boards:
     """The three lists, newest or slowest first."""
 
-    def __init__(self, slo: SloConfig) -> None:
-        self._slo = slo
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
         self._number = 0
         self._recent: deque[RequestRow] = deque(maxlen=RECENT)
         self._failed: deque[RequestRow] = deque(maxlen=FAILED)
@@ -161,7 +153,7 @@ class Boards:
         made: list[RequestRow] = []
         for number, each in enumerate(finished, first + 1):
             if id(each) in shown:
-                made.append(row(each, number, each.at_s + offset_s, self._slo))
+                made.append(row(each, number, each.at_s + offset_s, self._limits))
         made.reverse()
         self._recent.extendleft(reversed(made[:EACH_SECOND]))
         self._failed.extendleft(reversed([r for r in made if _failed(r)]))

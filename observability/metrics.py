@@ -20,7 +20,8 @@ from observability.process_metrics import watch_process
 from observability.router_aliases import REQUEST_BUCKETS, RouterAliases
 from observability.samples import RequestSample, WorkerSample
 from observability.series import counted, counter, gauge
-from observability.slo_metrics import Limits, SloMetrics
+from observability.slo import Limits
+from observability.slo_metrics import SloMetrics
 from observability.stages import HandoffStats, Spent
 
 __all__ = ["RequestSample", "RouterMetrics", "WorkerSample"]
@@ -121,8 +122,8 @@ class _SharedSeries:
         self._ttft.observe(sample.ttft_s)
         if sample.succeeded:
             self._e2e.observe(sample.e2e_s)
-            if sample.num_longest_tokens > 1:
-                self._tpot.observe((sample.e2e_s - sample.ttft_s) / (sample.num_longest_tokens - 1))
+            if (gap_s := sample.mean_gap_s) is not None:
+                self._tpot.observe(gap_s)
 
 
 class _RouterSeries:

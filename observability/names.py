@@ -68,7 +68,7 @@ LABELS: Mapping[str, tuple[str, ...] | str] = {
     "kind": ("requests", "tokens"),
     "task": "tasks that every router has",
     "method": "methods that a service has; what is none is not counted",
-    "slo": ("ttft", "itl", "e2e", "all"),
+    "slo": ("ttft", "itl", "e2e", "errors", "all"),
     "source": ("local_compute", "local_cache_hit", "external_kv_transfer"),
     "block_size": "one for each process",
     "num_gpu_blocks": "one for each process",
@@ -121,11 +121,29 @@ STAGE = _histogram(
 PROMPT_TOKENS = _counter("diptych_prompt_tokens_total", _R, "Prompt tokens of finished requests")
 CACHED_PROMPT_TOKENS = _counter("diptych_cached_prompt_tokens_total", _R, "Prompt tokens found in a prefix cache")
 GENERATED_TOKENS = _counter("diptych_generated_tokens_total", _R, "Tokens made for clients")
-GOODPUT = _counter("diptych_goodput_requests_total", _R, "Requests that kept every limit of the SLO")
+GOODPUT = _counter("diptych_goodput_requests_total", _R, "Requests that missed nothing of what is promised")
 SLO_ATTAINMENT = _gauge(
     "diptych_slo_attainment_ratio",
     _R,
-    "Share of the last requests that kept this limit, 0 to 1; 1 before the first",
+    "Share of the last judged requests that did not miss this promise, 0 to 1; 1 before the first",
+    "slo",
+)
+SLO_LIMIT = _gauge(
+    "diptych_slo_limit_seconds",
+    _R,
+    "The limit that requests are judged by (`--slo`); no series where there is none",
+    "slo",
+)
+SLO_JUDGED = _counter(
+    "diptych_slo_judged_requests_total",
+    _R,
+    "Requests that a promise was made to: all but those that their client left, or that were refused for what they asked or for "
+    "their caller's own limit",
+)
+SLO_MISSED = _counter(
+    "diptych_slo_missed_requests_total",
+    _R,
+    "Judged requests that were over this limit, or (errors) that failed or were sent away, which miss nothing else",
     "slo",
 )
 

@@ -40,6 +40,14 @@ class RequestSample:
     num_failed_handoffs: int = 0  # whose blocks were pushed again, or whose prompt was computed again
     gap_s: float | None = None  # between the first and the second token of its first answer
     num_answers: int = 1  # to each prompt
+    excused: bool = False  # left by its client, or refused for what it asked or had used up
+
+    @property
+    def mean_gap_s(self) -> float | None:
+        """(E2E - TTFT) / (tokens - 1) in seconds, of its longest answer; None where there is no gap."""
+        if self.ttft_s is None or self.num_longest_tokens < 2:
+            return None
+        return (self.e2e_s - self.ttft_s) / (self.num_longest_tokens - 1)
 
     @property
     def spent(self) -> Spent:

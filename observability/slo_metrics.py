@@ -1,13 +1,12 @@
-"""How many requests kept what is promised to users. Does not know where the promise is written down.
+"""How many requests kept what is promised to users, in numbers; what that means is in `observability.slo`.
 
-A request that failed kept nothing; one that its client left says nothing, and is not counted. The share is that of the last
-requests, so that a dashboard without rates sees it too; goodput is a counter, and its rate is what the word means.
+The share is that of the last requests, so that a dashboard without rates sees it too; all else are counters: the rate of the good
+is goodput, that of the missed over that of the judged is what alerts go by.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from functools import partial
 
 from prometheus_client import CollectorRegistry
@@ -15,45 +14,40 @@ from prometheus_client import CollectorRegistry
 from observability import names
 from observability.samples import RequestSample
 from observability.series import counter, gauge
+from observability.slo import ERRORS, LIMITS, Limits
 
 LAST = 1000  # requests
-_LEFT = "CANCELLED"
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Upper limits in seconds, None for no limit: time to the first token, mean time between tokens, the whole request."""
-
-    ttft_s: float | None = None
-    itl_s: float | None = None
-    e2e_s: float | None = None
+_ALL = "all"
 
 
 class SloMetrics:
-    """Counts in the `registry` that it is given, for limits that are set."""
+    """Counts in the `registry` that it is given. A limit that is not set has no limit's series and is never missed."""
 
     def __init__(self, registry: CollectorRegistry, limits: Limits) -> None:
         self._limits = limits
+        limit = gauge(registry, names.SLO_LIMIT)
+        for name, limit_s in limits.there().items():
+            limit.labels(name).set(limit_s)
         self._good = counter(registry, names.GOODPUT)
-        self._last = {name: _Share() for name in ("ttft", "itl", "e2e", "all")}
+        self._judged = counter(registry, names.SLO_JUDGED)
+        missed = counter(registry, names.SLO_MISSED)
+        self._missed = {name: missed.labels(name) for name in (*limits.there(), ERRORS)}
+        self._last = {name: _Share() for name in (*LIMITS, ERRORS, _ALL)}
         attainment = gauge(registry, names.SLO_ATTAINMENT)
         for name, share in self._last.items():
             attainment.labels(name).set_function(partial(share.now))
 
     def observe(self, sample: RequestSample) -> None:
         """One request is over."""
-        if sample.outcome == _LEFT:
+        if sample.excused:
             return
-        limits, kept = self._limits, sample.succeeded and sample.ttft_s is not None
-        mean_gap_s = None
-        if sample.ttft_s is not None and sample.num_longest_tokens > 1:
-            mean_gap_s = (sample.e2e_s - sample.ttft_s) / (sample.num_longest_tokens - 1)
-        ttft, itl = kept and _within(sample.ttft_s, limits.ttft_s), kept and _within(mean_gap_s, limits.itl_s)
-        e2e = kept and _within(sample.e2e_s, limits.e2e_s)
-        good = ttft and itl and e2e
-        for name, one in (("ttft", ttft), ("itl", itl), ("e2e", e2e), ("all", good)):
-            self._last[name].add(one)
-        if good:
+        missed = self._limits.missed(sample)
+        self._judged.inc()
+        for name in missed:
+            self._missed[name].inc()
+        for name, share in self._last.items():
+            share.add(name not in missed if name != _ALL else not missed)
+        if not missed:
             self._good.inc()
 
 
@@ -72,7 +66,3 @@ class _Share:
 
     def now(self) -> float:
         return self._num_kept / len(self._kept) if self._kept else 1.0
-
-
-def _within(value: float | None, limit: float | None) -> bool:
-    return limit is None or value is None or value <= limit

@@ -23,7 +23,6 @@ from observability.metrics import RouterMetrics, WorkerSample
 from observability.policy_metrics import PolicyMetrics
 from observability.registry_metrics import RegistryMetrics
 from observability.resilience_metrics import ResilienceMetrics
-from observability.slo_metrics import Limits
 from router.admission.capacity import places_for
 from router.admission.gate import READERS, Gate
 from router.admission.permits import Admission
@@ -103,7 +102,7 @@ class RouterServer:
         self._breakers.on_open = self._resilience.breaker_opened
         metrics.watch_bad_pairs(lambda: len(chooser.bad_pairs()))
         metrics.watch_pairs(book.shares)
-        metrics.measure_by(Limits(config.slo.ttft_s, config.slo.itl_s, config.slo.e2e_s))
+        metrics.measure_by(config.slo.limits)
         self._templates = TemplateProcesses()
         self._prompter = Prompter(card, self._templates)
         ways, cached = DecisionMetrics(metrics.registry), self.placement.prompts.cached_tokens

@@ -7,7 +7,7 @@ A request of which neither is said was left by its client. Does not know how ans
 
 from __future__ import annotations
 
-from contracts.errors import DiptychError, ErrorCode
+from contracts.errors import DiptychError, ErrorCode, RateLimited
 from contracts.request import FinishReason
 from contracts.worker import WorkerKind
 from dashboard.requests import Finished
@@ -19,6 +19,7 @@ from router.serving.answers import Answers, Times
 
 _PREFILL, _DECODE = WorkerKind.PREFILL, WorkerKind.DECODE
 _SUCCESSES = frozenset((FinishReason.STOP.value, FinishReason.LENGTH.value))
+_THEIRS = frozenset((ErrorCode.CANCELLED, ErrorCode.INVALID_ARGUMENT, ErrorCode.NOT_FOUND, ErrorCode.PERMISSION_DENIED))
 
 
 class Account:
@@ -30,14 +31,16 @@ class Account:
         self.answers: Answers | None = None
         self._ask = ask
         self._outcome = ErrorCode.CANCELLED.value
+        self._excused = True  # until something else is said, its client has left
 
     def ended(self, reason: FinishReason) -> None:
         """The last answer did."""
-        self._outcome = reason.value
+        self._outcome, self._excused = reason.value, False
 
     def failed(self, error: DiptychError) -> None:
         """What the client hears instead, or behind what it has."""
         self._outcome = error.code.value
+        self._excused = error.code in _THEIRS or isinstance(error, RateLimited)
 
     def write(self, now: float, metrics: RouterMetrics, log: Log) -> RequestSample:
         """It is over; what it came to."""
@@ -85,7 +88,8 @@ class Account:
     def _sample(self, now: float) -> RequestSample:
         times, answers, outcome = self.times, self.answers, self._outcome
         if answers is None:
-            return RequestSample(outcome, False, "none", now - times.arrived, None, 0, 0, 0, 0, 0, StageTimes(), ())
+            took_s, excused = now - times.arrived, self._excused
+            return RequestSample(outcome, False, "none", took_s, None, 0, 0, 0, 0, 0, StageTimes(), (), excused=excused)
         first = times.first_given if times.first_given is not None else times.first_heard
         progress, usage = answers.first.progress, answers.usage
         lengths = [len(answer.progress.token_ids) for answer in answers.all]
@@ -105,6 +109,7 @@ class Account:
             num_answers=self._ask.n,
             handoffs=tuple(c.progress.handoff for c in answers.all if c.progress.handoff is not None),
             num_failed_handoffs=sum(c.progress.num_handoff_failures for c in answers.all),
+            excused=self._excused,
         )
 
     def _where(self) -> dict[str, str]:

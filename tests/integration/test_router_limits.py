@@ -69,6 +69,13 @@ async def test_over_the_limit_is_429_as_openai_says_it(limited):
     assert 9 <= int(headers["retry-after"]) <= 10
     assert headers["x-ratelimit-remaining-requests"] == "0"
     assert "6 requests per minute" in caught.value.message
+    assert (await limited.http.post(PATH, json={**BASE, "model": "none"})).status_code == 404
+    assert await limited.metric("diptych_requests_total", outcome="RESOURCE_EXHAUSTED") == 1
+    assert await limited.metric("diptych_requests_total", outcome="NOT_FOUND") == 1
+    assert await limited.metric("diptych_slo_judged_requests_total") == 6, (
+        "a caller's own limit or mistake misses nothing"
+    )
+    assert await limited.metric("diptych_slo_missed_requests_total", slo="errors") == 0
     assert await limited.metric("diptych_rate_limited_requests_total", kind="requests") == 1
 
 
@@ -227,6 +234,7 @@ async def test_who_cannot_be_in_time_is_429_at_once(served):
     assert late.json()["error"]["code"] == "overloaded"
     assert int(late.headers["retry-after"]) >= 1
     assert await served.metric("diptych_shed_requests_total", reason="deadline") == 1
+    assert await served.metric("diptych_slo_missed_requests_total", slo="errors") == 2, "both were ours to answer"
     assert await served.metric("diptych_queue_wait_seconds") > 0.8
     async with open_channel(served.target) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:

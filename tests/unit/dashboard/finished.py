@@ -27,5 +27,6 @@ def finished(
         STAGES,
         handoffs,
         gap_s=gap_s,
+        excused=outcome in ("CANCELLED", "INVALID_ARGUMENT"),
     )
     return Finished(name, at_s, sample, **more)

@@ -5,7 +5,9 @@ from dataclasses import asdict, fields, replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from observability.metrics import RequestSample, RouterMetrics, WorkerSample
-from observability.slo_metrics import LAST, Limits
+from observability.names import LABELS
+from observability.slo import Limits
+from observability.slo_metrics import LAST
 from observability.stages import HandoffStats, StageTimes
 
 WORKER = WorkerSample("d0", "decode", "ready", 7, 2, 1, 30, 0.5)
@@ -129,11 +131,17 @@ def test_requests_are_measured_by_what_is_promised():
     metrics.measure_by(Limits(ttft_s=0.6, itl_s=0.4))
     metrics.request_finished(SAMPLE)  # a mean gap of 0.5 s
     metrics.request_finished(replace(SAMPLE, e2e_s=1.0))
-    metrics.request_finished(replace(SAMPLE, outcome="CANCELLED", succeeded=False))
-    metrics.request_finished(replace(SAMPLE, outcome="UNAVAILABLE", succeeded=False, ttft_s=None))
+    metrics.request_finished(replace(SAMPLE, e2e_s=1.0, ttft_s=0.7))
+    metrics.request_finished(replace(SAMPLE, outcome="CANCELLED", succeeded=False, excused=True))
+    metrics.request_finished(replace(SAMPLE, outcome="UNAVAILABLE", succeeded=False, ttft_s=0.9))
     assert value(metrics, "diptych_goodput_requests_total") == 1
-    shares = {slo: value(metrics, "diptych_slo_attainment_ratio", slo=slo) for slo in ("ttft", "itl", "e2e", "all")}
-    assert shares == {"ttft": 2 / 3, "itl": 1 / 3, "e2e": 2 / 3, "all": 1 / 3}
+    assert value(metrics, "diptych_slo_judged_requests_total") == 4
+    missed = [f for f in families(metrics) if f.name == "diptych_slo_missed_requests"]
+    assert {s.labels["slo"]: s.value for s in missed[0].samples} == {"ttft": 1, "itl": 1, "errors": 1}
+    limits = [f for f in families(metrics) if f.name == "diptych_slo_limit_seconds"]
+    assert {s.labels["slo"]: s.value for s in limits[0].samples} == {"ttft": 0.6, "itl": 0.4}  # none is set for e2e
+    shares = {slo: value(metrics, "diptych_slo_attainment_ratio", slo=slo) for slo in LABELS["slo"]}
+    assert shares == {"ttft": 3 / 4, "itl": 3 / 4, "e2e": 1, "errors": 3 / 4, "all": 1 / 4}
 
 
 def test_the_share_is_that_of_the_last_requests():
