@@ -105,6 +105,7 @@ class Committer:
             stages=request.stages(now_s),
         )
         news.deltas.append(delta)
+        news.ended.append(request.sample(FinishReason.ERROR, now_s))
         self.drop(request)
 
     def _take_token(self, news: News, request: Request, result: SampledToken, token_id: int, now_s: float) -> None:

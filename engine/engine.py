@@ -21,6 +21,7 @@ from contracts.worker import WorkerLoad
 from engine.commit import Committer, News
 from engine.config import EngineConfig
 from engine.execution.interface import ModelRunner, SampledToken, ScheduledBatch, ScheduledRequest
+from engine.kv.block_lives import LifeListener
 from engine.kv.cache_manager import KVCacheManager
 from engine.kv.lease import KVLease, LeaseError
 from engine.lent import LentLeases
@@ -90,6 +91,10 @@ class Engine:
         self._committer = Committer(self._scheduler, self._kv, self._roster, self._lent, runner.eos_token_ids)
         self._num_steps = 0
         self._tempo = Tempo()
+
+    def watch_blocks(self, listener: LifeListener) -> None:
+        """Tell from now on how long blocks of KV live and lie idle."""
+        self._kv.watch_lives(self.clock.now, listener)
 
     def admit(self, request: GenerationRequest, *, retain_kv: bool = False, arrived_s: float | None = None) -> None:
         """Take a request whose KV is to be computed here; an answer that began elsewhere goes on at its next token.

@@ -60,7 +60,7 @@ class StepOutput:
     num_scheduled_requests: int = 0
     num_scheduled_tokens: int = 0
     num_preempted: int = 0
-    ended: tuple[EngineSample, ...] = ()  # what left with its work done
+    ended: tuple[EngineSample, ...] = ()  # what left with its work done, or with an error
     num_made: int = 0  # tokens sampled
     step_s: float = 0.0
     runner_s: float = 0.0

@@ -142,7 +142,7 @@ class Request:
         return StageTimes(prefill_queue_s=queue_s, prefill_compute_s=compute_s)
 
     def sample(self, reason: FinishReason, now_s: float) -> EngineSample:
-        """What it came to in this engine, which it leaves by `reason` with its work done."""
+        """What it came to in this engine, which it leaves by `reason`."""
         started_s = now_s if self.started_s is None else self.started_s
         first_s = now_s if self.first_token_s is None else self.first_token_s
         decoded = self.adopted or now_s > first_s

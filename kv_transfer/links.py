@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from contracts.clock import Clock
@@ -20,7 +20,7 @@ from contracts.errors import DiptychError
 from contracts.kv_layout import KVLayout
 from contracts.ticket import AbortRequest, ConnectRequest
 from contracts.worker import ConnectorAddress, WorkerRef
-from kv_transfer.asking import Asker
+from kv_transfer.asking import NO_ANSWER, Asker
 from kv_transfer.choose import reach
 from kv_transfer.config import SenderConfig
 from kv_transfer.connector import Connector
@@ -72,6 +72,7 @@ class Links:
         self.heartbeats = Heartbeats(side.ref, side.clock, self._config)
         self._links: dict[WorkerRef, asyncio.Task[Link]] = {}
         self._farewells: set[asyncio.Task[None]] = set()
+        self.on_untold: Callable[[], object] | None = None  # hears of each farewell that was not heard
 
     async def get(self, peer: HandoffPeer, decode: WorkerRef) -> Link:
         """The link to this life of a decode worker, made if need be.
@@ -128,6 +129,8 @@ class Links:
         try:
             await self._asker(farewell.decode).once(peer.abort(farewell))
         except (DiptychError, TimeoutError) as error:
+            if self.on_untold is not None and isinstance(error, NO_ANSWER):
+                self.on_untold()
             logger.info(
                 "hand-off %s: %s was not told of the abort (%s); its lease will end by itself",
                 farewell.handoff_id,

@@ -72,6 +72,10 @@ class PrefillWorker:
         """See rpc.lifecycle.ServedWorker."""
         return self.driver.load(self._state)
 
+    def count_untold(self, hear: Callable[[], object]) -> None:
+        """Tell `hear` of each hand-off that was given up without its decode worker's being reached."""
+        self._links.on_untold = hear
+
     def num_sending(self) -> tuple[int, int]:
         """Hand-offs that ask for room, and those that have it and are not over. From any thread."""
         senders = [run.chain.attempt.sender for run in list(self._runs.values())]

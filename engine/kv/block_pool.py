@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.kv.block_lives import BlockLives
 from engine.kv.block_news import BlockNews
 
 
@@ -33,6 +34,7 @@ class BlockPool:
         self._block_of: dict[bytes, int] = {}
         self._seal_of: dict[int, bytes] = {}
         self.news = BlockNews(self._block_of)
+        self.lives: BlockLives | None = None  # told, if there is one
 
     @property
     def num_blocks(self) -> int:
@@ -51,6 +53,8 @@ class BlockPool:
         blocks = [self._free.pop() if self._free else self._evict() for _ in range(num_blocks)]
         for block_id in blocks:
             self._num_holders[block_id] = 1
+        if self.lives is not None:
+            self.lives.taken(blocks)
         return blocks
 
     def pin(self, block_ids: Sequence[int]) -> None:
@@ -59,6 +63,8 @@ class BlockPool:
             if not self._num_holders[block_id]:
                 del self._kept[block_id]
             self._num_holders[block_id] += 1
+        if self.lives is not None:
+            self.lives.used(block_ids)
 
     def unpin(self, block_ids: Sequence[int]) -> None:
         """Let go of a chain of blocks in its order. Later blocks become the older ones: a chain is evicted from its end."""
@@ -123,6 +129,8 @@ class BlockPool:
         block_id = next(iter(self._kept))
         del self._kept[block_id]
         self._unname(block_id)
+        if self.lives is not None:
+            self.lives.evicted(block_id)
         return block_id
 
     def _unname(self, block_id: int) -> None:

@@ -8,9 +8,10 @@ lease that found it. Published blocks are never written again, since computing g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from contracts.block_hash import BlockHasher
+from engine.kv.block_lives import BlockLives, LifeListener
 from engine.kv.block_pool import BlockPool, PoolCorrupted
 from engine.kv.lease import KVLease
 
@@ -41,6 +42,10 @@ class KVCacheManager:
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
+
+    def watch_lives(self, now: Callable[[], float], listener: LifeListener) -> None:
+        """Tell how long blocks live and lie idle, by this clock."""
+        self._pool.lives = BlockLives(self._pool.num_blocks, now, listener)
 
     def lease(self, holder: str, num_tokens: int, hashes: Sequence[bytes], max_cached_tokens: int) -> KVLease | None:
         """Room for `num_tokens` tokens, starting with cached blocks (at most `max_cached_tokens` tokens), or None and no change.

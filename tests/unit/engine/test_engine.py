@@ -465,12 +465,21 @@ def test_a_token_that_cannot_be_sampled_ends_its_request_alone(make_request, run
     engine = Engine(Broken(model, 16), EngineConfig(), clock)
     engine.admit(make_request("bad"), retain_kv=retain_kv)
     engine.admit(make_request("good"))
+    reasons, step = [], engine.step
+
+    def told():
+        output = step()
+        reasons.extend(sample.reason for sample in output.ended)
+        return output
+
+    engine.step = told
     deltas = run(engine)
     assert tokens_of(deltas["good"]) == expected_tokens(make_request("good"), model)
     (last,) = deltas["bad"]
     assert (last.finish_reason, last.token_ids) == (FinishReason.ERROR, ())
     assert (last.error.code, last.error.message) == (ErrorCode.INTERNAL, "broken")
     assert engine.load().kv_usage == 0.0
+    assert reasons == ["error", "length"], "each that leaves is told once"
 
 
 def test_a_runner_that_answers_what_it_was_not_asked_is_an_error(make_request, model, clock):

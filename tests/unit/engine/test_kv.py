@@ -194,3 +194,34 @@ def test_only_the_net_change_is_news():
     kv.news.ignore()
     computed(kv, [3, 3])
     assert kv.news.take() is None
+
+
+def test_how_long_blocks_live_and_lie_idle_is_told():
+    class Heard:
+        def __init__(self):
+            self.gaps, self.ended = [], []
+
+        def reused(self, gap_s):
+            self.gaps.append(gap_s)
+
+        def evicted(self, life_s, idle_s):
+            self.ended.append((life_s, idle_s))
+
+    now_s, heard = 100.0, Heard()
+    kv = KVCacheManager(3, 2, 0)
+    kv.watch_lives(lambda: now_s, heard)
+    first = computed(kv, [1, 1, 2, 2])
+    now_s = 101.0
+    first.release()
+    now_s = 104.0
+    lease_all(kv, [1, 1]).release()  # the first of the two
+    assert (heard.gaps, heard.ended) == ([4.0], [])
+    now_s = 110.0
+    kv.lease("the block that is free, and the older of the others", 4, (), 0).release()
+    assert heard.ended == [(10.0, 10.0)]
+    kv.lease("all", 6, (), 0).release()
+    assert heard.ended == [(10.0, 10.0), (10.0, 6.0)]
+    assert heard.gaps == [4.0]
+    now_s = 111.0
+    kv.lease("what had no name is not evicted", 6, (), 0)
+    assert len(heard.ended) == 2

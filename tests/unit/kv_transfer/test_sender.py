@@ -15,6 +15,7 @@ from contracts.errors import (
     RequestCancelled,
     StaleEpoch,
     TransferFailed,
+    Unavailable,
     UnknownHandoff,
     WorkerLost,
 )
@@ -180,6 +181,23 @@ async def test_answers_are_final_at_once(pair, peer, call, error):
         await sender.finish(pair.result())
     assert peer.heard.count(call) == 1
     assert pair.clock.now() == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "untold"), [(None, 0), (Unavailable("gone"), 1), (StaleEpoch("d", 1, 2), 0), (TimeoutError(), 1)]
+)
+async def test_a_farewell_that_does_not_get_through_is_heard_of(pair, peer, answer, untold):
+    """A decode worker that has another life by now holds nothing of this one."""
+    heard = []
+    pair.links.on_untold = lambda: heard.append(1)
+    peer.next["abort"] = [answer]
+    sender = pair.sender(peer=peer)
+    sender.start()
+    await settle()
+    await sender.abort("bye")
+    await settle()
+    assert peer.heard[-1] == "abort"
+    assert len(heard) == untold
 
 
 async def test_a_peer_that_never_answers(pair, peer):
