@@ -138,7 +138,7 @@ class ModelDirType(click.ParamType[Path]):
 
 
 class NameType(click.ParamType[str]):
-    """Text that must not be empty."""
+    """Text that must not be empty. A shell passes any bytes; those that are not UTF-8 are refused."""
 
     name = "name"
 
@@ -147,6 +147,8 @@ class NameType(click.ParamType[str]):
         text = str(value).strip()
         if not text:
             self.fail(f"{value!r} must not be empty", param, ctx)
+        if not text.isprintable() and any("\ud800" <= char <= "\udfff" for char in text):
+            self.fail(f"{value!r} is not UTF-8", param, ctx)
         return text
 
 

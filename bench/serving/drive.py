@@ -115,12 +115,19 @@ async def drive(
     return await _Driver(requests, plan, target, on_done).run()
 
 
-async def warm_up(requests: Sequence[BenchRequest], count: int, target: Target) -> None:
-    """Ask `count` of the requests one by one, unmeasured. Raises AskFailed: a server that refuses now will refuse later."""
+async def warm_up(requests: Sequence[BenchRequest], count: int, target: Target, limit_s: float) -> None:
+    """Ask `count` of the requests one by one, unmeasured, each for `limit_s` at most.
+
+    Raises AskFailed: a server that refuses now will refuse later.
+    """
     firsts = [request for request in requests if request.after is None]
     for number in range(count):
         request = firsts[number % len(firsts)]
-        await target.ask(request.prompt, request.output_len)
+        try:
+            async with asyncio.timeout(limit_s):
+                await target.ask(request.prompt, request.output_len)
+        except TimeoutError as error:
+            raise AskFailed(f"no end of a request to warm up within {limit_s:g} s") from error
 
 
 def continued(before: Prompt, reply: Reply, new: Prompt) -> Prompt:

@@ -93,9 +93,11 @@ def read_sharegpt(path: Path, load: FileLoad) -> tuple[BenchRequest, ...]:
     Conversations that do not begin with a person's turn and an answer are left out. Raises ConfigError.
     """
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
             raise ConfigError(f"{path} is larger than {MAX_FILE_BYTES // 2**30} GiB")
-        listed = msgspec.json.decode(path.read_bytes().removeprefix(BOM_UTF8), type=list[_Conversation])
+        listed = msgspec.json.decode(content.removeprefix(BOM_UTF8), type=list[_Conversation])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}; must be ShareGPT's JSON") from error
     except OSError as error:

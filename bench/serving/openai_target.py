@@ -7,6 +7,7 @@ events where it does not. Does not know loads.
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 import time
 from collections.abc import Sequence
@@ -15,10 +16,13 @@ from dataclasses import dataclass, field
 import httpx
 import msgspec
 
-from bench.serving.requests import AskFailed, Prompt, Reply, Turn
+from bench.serving.requests import MOST_TOKENS, AskFailed, Prompt, Reply, Turn
+from contracts.errors import ConfigError
 
 _ERROR_CHARS = 300
 _CONNECT_S = 30.0
+_LIST_S = 30.0  # for a list of models
+_MOST_BYTES = 128 * 2**20  # of one answer
 
 
 class _Delta(msgspec.Struct):
@@ -66,33 +70,41 @@ class OpenAITarget:
     """One server; owns its connections."""
 
     def __init__(self, config: OpenAIConfig, transport: httpx.AsyncBaseTransport | None = None) -> None:
-        """`transport` None is the network."""
+        """`transport` None is the network. Raises ConfigError for an address that is none, and for a file without certificates."""
         self._config = config
         self._path = "/v1/chat/completions" if config.chat else "/v1/completions"
         self._extra = msgspec.json.decode(config.extra_json, type=dict[str, msgspec.Raw])
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         if config.api_key:
             headers["authorization"] = f"Bearer {config.api_key}"
-        verify = ssl.create_default_context(cafile=config.ca_file or None)
-        self._client = httpx.AsyncClient(
-            base_url=config.base_url,
-            headers=headers,
-            timeout=httpx.Timeout(None, connect=_CONNECT_S),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-            transport=transport,
-            verify=verify,
-            trust_env=False,
-        )
+        try:
+            self._client = httpx.AsyncClient(
+                base_url=config.base_url,
+                headers=headers,
+                timeout=httpx.Timeout(None, connect=_CONNECT_S),
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+                transport=transport,
+                verify=ssl.create_default_context(cafile=config.ca_file or None),
+                trust_env=False,
+            )
+        except httpx.InvalidURL as error:
+            raise ConfigError(f"--base-url: {config.base_url!r}: {error}") from error
+        except ssl.SSLError as error:
+            raise ConfigError(f"--tls-ca: {config.ca_file}: {error}") from error
 
     async def ask(self, prompt: Prompt, output_len: int) -> Reply:
         """See Target."""
         content = self._body(prompt, output_len)
         chunks: list[tuple[float, bytes]] = []
+        num_bytes = 0
         sent_s = time.monotonic()
         try:
             async with self._client.stream("POST", self._path, content=content) as response:
                 async for chunk in response.aiter_raw():
                     chunks.append((time.monotonic(), chunk))
+                    num_bytes += len(chunk)
+                    if num_bytes > _MOST_BYTES:
+                        raise AskFailed(f"the answer is longer than {_MOST_BYTES // 2**20} MiB")
         except httpx.HTTPError as error:
             raise AskFailed(f"{type(error).__name__}: {error}") from error
         if response.status_code != httpx.codes.OK:
@@ -103,10 +115,13 @@ class OpenAITarget:
     async def models(self) -> list[str]:
         """The names of what is served. Raises AskFailed."""
         try:
-            response = await self._client.get("/v1/models")
+            async with asyncio.timeout(_LIST_S):
+                response = await self._client.get("/v1/models")
             response.raise_for_status()
             listed = msgspec.json.decode(response.content, type=_Models)
-        except (httpx.HTTPError, msgspec.DecodeError) as error:
+        except TimeoutError as error:
+            raise AskFailed(f"{self._config.base_url}/v1/models: no answer within {_LIST_S:g} s") from error
+        except (httpx.HTTPError, msgspec.DecodeError, RecursionError) as error:
             raise AskFailed(f"{self._config.base_url}/v1/models: {error}") from error
         return [model.id for model in listed.data]
 
@@ -156,10 +171,11 @@ def read_stream(sent_s: float, chunks: Sequence[tuple[float, bytes]]) -> Reply:
     any_choice: list[float] = []
     texts: list[str] = []
     usage = _Usage()
-    done = False
+    done = any_event = False
     for at_s, line in _lines(chunks):
         if not line.startswith(b"data:"):
             continue
+        any_event = True
         data = line[5:].strip()
         if data == b"[DONE]":
             done = True
@@ -171,25 +187,36 @@ def read_stream(sent_s: float, chunks: Sequence[tuple[float, bytes]]) -> Reply:
             if event.choices[0].words:
                 worded.append(at_s)
                 texts.append(event.choices[0].words)
+    if not any_event:
+        raise AskFailed(f"not a stream of events: {_shown(b''.join(chunk for _, chunk in chunks[:4]))}")
     if not done:
         raise AskFailed("the stream broke off before [DONE]")
+    counts = (usage.prompt_tokens, usage.completion_tokens)
+    if not 0 <= min(counts) <= max(counts) <= MOST_TOKENS:
+        raise AskFailed(
+            f"the server counts {usage.prompt_tokens} tokens of prompt and {usage.completion_tokens} of answer"
+        )
     arrivals = tuple(worded or any_choice)  # tokens without text, such as special ones, are tokens as well
     return Reply(sent_s, arrivals, usage.completion_tokens or len(arrivals), usage.prompt_tokens, "".join(texts))
 
 
 def _lines(chunks: Sequence[tuple[float, bytes]]) -> list[tuple[float, bytes]]:
     lines: list[tuple[float, bytes]] = []
-    rest = b""
+    begun: list[bytes] = []  # pieces of a line whose end has not come
     for at_s, chunk in chunks:
-        *whole, rest = (rest + chunk).split(b"\n")
-        lines += [(at_s, line.rstrip(b"\r")) for line in whole]
+        first, *others = chunk.split(b"\n")
+        begun.append(first)
+        for other in others:
+            lines.append((at_s, b"".join(begun).rstrip(b"\r")))
+            begun = [other]
+    rest = b"".join(begun)
     return [*lines, (chunks[-1][0], rest)] if rest.strip() == b"data: [DONE]" else lines  # half a line is none
 
 
 def _decode(data: bytes) -> _Event:
     try:
         event = msgspec.json.decode(data, type=_Event)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise AskFailed(f"not an event of a completion: {error}: {_shown(data)}") from error
     if bytes(event.error) not in {b"", b"null"}:
         raise AskFailed(f"the stream ended in an error: {_shown(bytes(event.error))}")

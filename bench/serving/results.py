@@ -7,6 +7,7 @@ Does not know how anything was measured.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from bench.serving.plots import draw
 from bench.serving.serve import Point
 from contracts.errors import ConfigError
 
+_STEM_CHARS = 48  # a file's name may have 255 bytes
 COLUMNS = ("mean", "median", "std")
 
 
@@ -76,15 +78,30 @@ def number(value: object) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.2f}"
 
 
+def check_folder(folder: Path) -> None:
+    """Make it and try to write in it, before anything is measured. Raises ConfigError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"--result-dir: {folder}: {error.strerror}") from error
+
+
 def write_results(results: Results, folder: Path, *, plots: bool, say: Callable[[str], None]) -> list[Path]:
     """Write all of it into `folder`, which is made; the paths. Raises ConfigError."""
-    stem = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in results.label)
+    stem = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in results.label[:_STEM_CHARS])
     written: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for point, fields in results.points:
             path = folder / f"{stem}-{point.label}.json"
-            path.write_bytes(msgspec.json.format(msgspec.json.encode(fields), indent=2) + b"\n")
+            part = path.with_suffix(".part")  # a full disk leaves no half of a result under a result's name
+            try:
+                part.write_bytes(msgspec.json.format(msgspec.json.encode(fields), indent=2) + b"\n")
+                part.replace(path)
+            finally:
+                part.unlink(missing_ok=True)
             written.append(path)
         drawn = draw(results.points, folder, say) if plots else []
         path = folder / "report.html"

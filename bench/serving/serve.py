@@ -95,10 +95,11 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Whom to tell: of a point that begins with so many requests, and of each that has ended."""
+    """Whom to tell: of a point that begins with so many requests, of each request that has ended, and of what a point came to."""
 
     on_point: Callable[[Point, int], None] = lambda _point, _count: None
     on_done: Callable[[Outcome], None] = lambda _: None
+    on_result: Callable[[Point, JsonObject], None] = lambda _point, _fields: None
 
 
 def requests_maker(data: DataConfig) -> MakeRequests:
@@ -134,7 +135,7 @@ async def serve(
     """Every point in turn. Raises ConfigError; AskFailed when the warm-up is refused."""
     first = make(0)
     points = points_of(config, timed=with_times(first, 1.0) is not None)
-    await warm_up(make(_WARM_UP_ROUND), config.num_warmups, target)
+    await warm_up(make(_WARM_UP_ROUND), config.num_warmups, target, config.request_timeout_s)
     results = []
     for number, point in enumerate(points):
         requests = first if number == 0 else make(number)
@@ -143,6 +144,7 @@ async def serve(
         run = await drive(requests, plan, target, watch.on_done)
         result = _load_fields(point, config, len(requests)) | measure(run, config.limits, config.percentiles)
         results.append((point, result | (details(run) if config.detailed else {"errors": _kinds(run.outcomes)})))
+        watch.on_result(*results[-1])
     return results
 
 

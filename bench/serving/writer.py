@@ -14,6 +14,7 @@ from bench.serving.requests import Form, Prompt, Turn
 from contracts.errors import ConfigError
 
 LOWEST_ID = 256
+MOST_IDS = 2**31
 WORDS = (
     "time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school",
     "state", "family", "student", "group", "country", "problem", "hand", "part", "place", "case", "week", "company",
@@ -36,8 +37,8 @@ class Writer:
     vocab_size: int = 32_000
 
     def __post_init__(self) -> None:
-        if self.vocab_size <= LOWEST_ID:
-            raise ConfigError(f"--vocab-size: {self.vocab_size} must be above {LOWEST_ID}")
+        if not LOWEST_ID < self.vocab_size <= MOST_IDS:
+            raise ConfigError(f"--vocab-size: {self.vocab_size} must be above {LOWEST_ID}, and at most {MOST_IDS}")
 
     def write(self, name: tuple[int, ...], length: int) -> Prompt:
         """`length` tokens or words; the same `name` begins with the same ones, whatever the length."""

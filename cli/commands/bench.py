@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict, Unpack
@@ -18,7 +18,7 @@ from bench.serving.measures import JsonObject
 from bench.serving.offline import batch_latency, throughput
 from bench.serving.openai_target import OpenAIConfig, OpenAITarget
 from bench.serving.requests import AskFailed, BenchRequest, Form, Outcome, Target
-from bench.serving.results import Results, table, write_results
+from bench.serving.results import Results, check_folder, table, write_results
 from bench.serving.serve import Point, ServeConfig, Watch, requests_maker, serve
 from bench.serving.synthetic import Shape, random_prompts
 from bench.serving.writer import Writer
@@ -29,6 +29,7 @@ from cli.modelsource import fetch
 from cli.offline import build_engine
 from cli.options import SectionedCommand, apply, option
 from cli.progress import working
+from cli.reaching import read_api_key, read_authority
 from contracts.errors import ConfigError
 from contracts.pb.diptych.v1 import inference_pb2 as pb
 from diptych_client import Tls
@@ -105,27 +106,48 @@ def serve_command(**given: Unpack[ServeFlags]) -> None:
     data = data_config(given, given["backend"])
     make = requests_maker(data)
     make(0)  # what is wrong with the data is said before anybody is asked
-    progress = Progress()
-    watch = Watch(progress.point, progress.done)
-    model, measured = uvloop.run(_serve(given, make, config, watch))
-    label = given["label"] or given["backend"]
+    if given["result_dir"] is not None:
+        check_folder(given["result_dir"])
     head: JsonObject = {
-        "label": label,
+        "label": given["label"] or given["backend"],
         "backend": given["backend"],
-        "model_id": model,
+        "model_id": given["model"],
         "tokenizer_id": None if data.tokenizer is None else data.tokenizer.name,
         "dataset_name": data.dataset,
     }
-    results = Results(label, tuple((point, head | fields) for point, fields in measured))
-    click.echo(table(results), err=True)
-    if given["result_dir"] is None:
-        for _, fields in results.points:
-            click.echo(msgspec.json.encode(fields).decode())
-    else:
-        for path in write_results(results, given["result_dir"], plots=given["plots"], say=_say):
-            _say(f"wrote {path}")
+    progress, measured = Progress(), list[tuple[Point, JsonObject]]()
+    watch = Watch(progress.point, progress.done, lambda point, fields: measured.append((point, head | fields)))
+    try:
+        uvloop.run(_serve(given, head, make, config, watch))
+    except KeyboardInterrupt:
+        if measured:
+            _say(f"interrupted; these are the {len(measured)} loads that were measured to their end")
+            _report(given, measured)
+        raise
+    results = _report(given, measured)
     if not any(fields["completed"] for _, fields in results.points):
         raise AskFailed(f"no request was answered: {results.first_error}")
+
+
+def _report(given: ServeFlags, measured: Sequence[tuple[Point, JsonObject]]) -> Results:
+    """Show it and write it down; what cannot be written goes to stdout, so that no measurement is lost. Raises ConfigError."""
+    results = Results(given["label"] or given["backend"], tuple(measured))
+    click.echo(f"\n{table(results)}", err=True)
+    if given["result_dir"] is None:
+        _print(results)
+        return results
+    try:
+        for path in write_results(results, given["result_dir"], plots=given["plots"], say=_say):
+            _say(f"wrote {path}")
+    except ConfigError:
+        _print(results)
+        raise
+    return results
+
+
+def _print(results: Results) -> None:
+    for _, fields in results.points:
+        click.echo(msgspec.json.encode(fields).decode())
 
 
 apply(SERVE_OPTIONS, serve_command)
@@ -133,22 +155,27 @@ bench.add_command(compare_command)
 
 
 async def _serve(
-    given: ServeFlags, make: Callable[[int], tuple[BenchRequest, ...]], config: ServeConfig, watch: Watch
-) -> tuple[str, list[tuple[Point, JsonObject]]]:
-    model, target = await _target(given)
+    given: ServeFlags,
+    head: JsonObject,
+    make: Callable[[int], tuple[BenchRequest, ...]],
+    config: ServeConfig,
+    watch: Watch,
+) -> None:
+    """`head` is told which model it is."""
+    head["model_id"], target = await _target(given)
     try:
-        return model, await serve(target, make, config, watch)
+        await serve(target, make, config, watch)
     finally:
         await target.close()
 
 
 async def _target(given: ServeFlags) -> tuple[str, Target]:
     """The server, and the name of the model that it is asked for. Raises AskFailed, ConfigError."""
-    key = _first_line(given["api_key_file"])
+    key, ca = read_api_key(given["api_key_file"]), read_authority(given["tls_ca"])
     model = given["model"] or ""
     if given["backend"] == "diptych":
-        tls = None if given["tls_ca"] is None else Tls(ca=given["tls_ca"].read_bytes())
-        ours = GrpcTarget(given["address"], model=model, api_key=key, tls=tls, route=ROUTES[given["route"]])
+        tls = None if ca is None else Tls(ca=ca)
+        ours = GrpcTarget(given["address"], model=model, api_key=key or None, tls=tls, route=ROUTES[given["route"]])
         return model or await _only(given["address"], ours.models()), ours
     if given["route"] != "any":
         raise ConfigError(f"--route: {given['route']} needs --backend diptych")
@@ -158,7 +185,7 @@ async def _target(given: ServeFlags) -> tuple[str, Target]:
         base_url=given["base_url"].rstrip("/").removesuffix("/v1"),
         model=model,
         chat=given["backend"] == "openai-chat",
-        api_key=key or "",
+        api_key=key,
         ca_file="" if given["tls_ca"] is None else str(given["tls_ca"]),
         ignore_eos=not given["no_ignore_eos"],
     )
@@ -176,18 +203,6 @@ async def _only(where: str, asked: Awaitable[list[str]]) -> str:
     if len(names) != 1:
         raise ConfigError(f"--model: {where} serves {', '.join(names) or 'nothing'}; name one")
     return names[0]
-
-
-def _first_line(path: Path | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--api-key-file: {path}: {error}") from error
-    if not lines[0].strip():
-        raise ConfigError(f"--api-key-file: {path} is empty")
-    return lines[0].strip()
 
 
 def _say(line: str) -> None:

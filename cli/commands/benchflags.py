@@ -12,7 +12,7 @@ from bench.serving.measures import parse_limits
 from bench.serving.requests import Form
 from bench.serving.serve import DATASETS, DataConfig, ServeConfig
 from bench.serving.synthetic import Shape
-from cli.options import ADDRESS, NAME, POSITIVE_SECONDS, SECONDS, FloatType, option
+from cli.options import ADDRESS, LABEL, NAME, POSITIVE_SECONDS, SECONDS, FloatType, option
 from contracts.errors import ConfigError
 
 BACKENDS = ("diptych", "openai", "openai-chat")
@@ -191,7 +191,7 @@ SERVE_OPTIONS = (
         metavar="DIR",
         help="Write a JSON file a load, report.html and PNG plots. [default: JSON to stdout]",
     ),
-    option("--label", section="Result", type=NAME, metavar="NAME", help="Of the result. [default: the backend]"),
+    option("--label", section="Result", type=LABEL, metavar="NAME", help="Of the result. [default: the backend]"),
     option("--plots/--no-plots", section="Result", default=True, help="PNG plots; need matplotlib (diptych[plots])."),
 )
 
@@ -273,11 +273,14 @@ def serve_config(given: ServeFlags) -> ServeConfig:
     limits = tuple(int(n) for n in numbers("--max-concurrency", given["max_concurrency"], low=1, high=1e6, whole=True))
     if given["more_goodput"] and not given["goodput"]:
         raise click.UsageError(f"unexpected argument {given['more_goodput'][0]!r}")
+    burstiness = numbers("--burstiness", given["burstiness"], low=1e-3, high=math.inf)
+    if len(burstiness) > 1:
+        raise ConfigError(f"--burstiness: {given['burstiness']!r} must be one number")
     goodput = [part for text in (*given["goodput"], *given["more_goodput"]) for part in text.replace(",", " ").split()]
     return ServeConfig(
         rates=numbers("--request-rate", given["request_rate"], low=1e-6, high=math.inf),
         concurrencies=limits or (None,),
-        burstiness=numbers("--burstiness", given["burstiness"], low=1e-3, high=math.inf)[0],
+        burstiness=burstiness[0],
         seed=given["seed"],
         num_warmups=given["num_warmups"],
         limits=parse_limits(goodput),

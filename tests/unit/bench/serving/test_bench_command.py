@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,8 +26,9 @@ EVENTS = (
 
 @pytest.fixture
 def base_url() -> Iterator[str]:
-    """Answers each completion at once; a model "busy" with 429."""
+    """Answers each completion at once; a model "busy" with 429, "silent" never; of "interrupting" the fifth is Ctrl-C's moment."""
     loop = asyncio.new_event_loop()
+    seen: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
@@ -36,6 +39,15 @@ def base_url() -> Iterator[str]:
             content = b'{"data": [{"id": "small"}]}'
         elif b'"busy"' in body:
             status, content = b"429 Too Many Requests", b'{"error": {"message": "come again"}}'
+        elif b'"silent"' in body:
+            await reader.read()  # until the client has left
+        elif b'"interrupting"' in body:
+            seen.append(body)
+            if len(seen) == 5:
+                os.kill(os.getpid(), signal.SIGINT)
+                await reader.read()
+        elif b'"endless"' in body:
+            status, content = b"200 OK", b"x" * 2048
         writer.write(
             b"HTTP/1.1 %s\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % (status, len(content)) + content
         )
@@ -99,6 +111,50 @@ def test_a_server_that_refuses_is_quoted_in_one_line(base_url: str, capsys: pyte
         assert last.startswith("error: ") and "HTTP 429" in last and "come again" in last
 
 
+def test_a_server_that_does_not_answer_ends_the_warm_up_in_time(
+    base_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert serve(base_url, "--model", "silent", "--num-warmups", "1", "--request-timeout", "0.1") == 1
+    assert "error: no end of a request to warm up within 0.1 s" in capsys.readouterr().err
+
+
+def test_ctrl_c_keeps_the_loads_that_came_to_their_end(
+    base_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ("--model", "interrupting", "--num-warmups", "0", "--max-concurrency", "1,2", "--no-plots")
+    assert serve(base_url, *args, "--result-dir", str(tmp_path)) == 130
+    assert "interrupted; these are the 1 loads" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["openai-concurrency-1.json", "report.html"]
+    assert json.loads((tmp_path / "openai-concurrency-1.json").read_text())["completed"] == 4
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert serve("http://127.0.0.1:9", "--model", "x", "--result-dir", str(tmp_path / "file" / "out")) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: --result-dir: {tmp_path}/file/out: ") and said.count("\n") == 1
+
+
+def test_results_that_cannot_be_written_are_not_lost(
+    base_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "openai-rate-inf.json").mkdir()
+    assert serve(base_url, "--result-dir", str(tmp_path), "--no-plots") == 2
+    said = capsys.readouterr()
+    assert json.loads(said.out)["completed"] == 4 and "error: --result-dir" in said.err
+    assert not [*tmp_path.glob("*.part")]
+
+
+def test_an_answer_without_an_end_is_cut_off(
+    base_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("bench.serving.openai_target._MOST_BYTES", 1024)
+    assert serve(base_url, "--model", "endless", "--num-warmups", "0") == 1
+    assert "the answer is longer than" in capsys.readouterr().err
+
+
 def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert serve("http://127.0.0.1:9", "--model", "x") == 1
     assert "error: ConnectError" in capsys.readouterr().err
@@ -115,6 +171,12 @@ def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str])
         (["--max-concurrency", "1.5"], ["--max-concurrency", "'1.5'", "whole"]),
         (["--goodput", "itl:5"], ["--goodput", "'itl:5'", "ttft:MS"]),
         (["stray"], ["unexpected", "'stray'"]),
+        (["--burstiness", "1,2"], ["--burstiness", "'1,2'", "one number"]),
+        (["--label", "\udcff"], ["--label", "UTF-8"]),
+        (["--model", "\udcff"], ["--model", "UTF-8"]),
+        (["--vocab-size", "1" * 30], ["--vocab-size", "at most"]),
+        (["--model", "x", "--tls-ca", "README.md"], ["--tls-ca", "README.md", "certificate"]),
+        (["--model", "x", "--backend", "openai", "--base-url", "http://[::"], ["--base-url", "'http://[::'"]),
         (["--metric-percentiles", "101"], ["--metric-percentiles", "'101'", "100"]),
         (["--dataset-name", "mooncake"], ["--dataset-name", "mooncake", "--dataset-path"]),
         (["--dataset-path", "README.md"], ["random", "--dataset-path"]),
@@ -134,6 +196,14 @@ def test_bad_flags_are_one_line_and_exit_2(
     assert [word for word in words if word not in said] == []
 
 
+def test_a_key_that_no_header_holds_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for content in (b"sk-\xc3\xa9\n", b"a\x01b", b"\n", b"\xff"):
+        (tmp_path / "key").write_bytes(content)
+        assert run(["bench", "serve", "--model", "x", "--api-key-file", str(tmp_path / "key")]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("error: --api-key-file: ") and "key" in said and "sk-" not in said
+
+
 def test_an_event_came_when_its_last_byte_did_and_tokens_are_as_the_server_counts() -> None:
     reply = read_stream(1.0, list(zip((2.0, 3.0, 4.0, 5.0), EVENTS, strict=True)))
     assert reply.arrivals_s == (3.0, 4.0) and (reply.text, reply.output_tokens, reply.prompt_tokens) == ("ab", 4, 7)
@@ -145,12 +215,28 @@ def test_an_event_came_when_its_last_byte_did_and_tokens_are_as_the_server_count
         (EVENTS[:2], "broke off"),
         ((b'data: {"error": {"message": "worker lost"}}\n\n',), "worker lost"),
         ((b"data: [1]\n\n",), "not an event"),
+        ((b"data: " + b'{"a":' * 10_000 + b"\n\n",), "not an event"),
+        ((b"<html>", b"wait</html>"), "not a stream of events: <html>wait</html>"),
+        ((EVENTS[1], EVENTS[2], b'data: {"usage":{"completion_tokens":-7}}\n\ndata: [DONE]\n\n'), "-7 of answer"),
+        ((EVENTS[1], EVENTS[2], b'data: {"usage":{"prompt_tokens":900000000000}}\n\ndata: [DONE]\n\n'), "900000000000"),
         ((b"data: [DONE]\n\n",), "no token"),
     ],
 )
 def test_an_answer_that_broke_off_is_a_failure(events: tuple[bytes, ...], said: str) -> None:
     with pytest.raises(AskFailed, match=said):
         read_stream(1.0, [(2.0, event) for event in events])
+
+
+def test_an_answer_is_the_same_wherever_the_network_cuts_it() -> None:
+    whole = (
+        'data: {"choices":[{"text":"é"}]}\r\n\r\n: ping\n\ndata: {"choices":[{"text":"😀"}]}\n\ndata: [DONE]\n'.encode()
+    )
+    reply = read_stream(0.0, [(float(at), whole[at : at + 1]) for at in range(len(whole))])
+    assert reply.text == "é😀"
+    assert reply.arrivals_s == tuple(
+        float(whole.index(b"\n", whole.index(word))) for word in ("é".encode(), "😀".encode())
+    )
+    assert read_stream(0.0, [(1.0, whole)]).text == "é😀"
 
 
 async def test_ids_are_not_for_a_chat() -> None:
