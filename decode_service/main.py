@@ -16,7 +16,8 @@ from decode_service.worker import AnswerConfig, DecodeWorker
 from engine.engine import Engine
 from kv_transfer.handoff import Observer, SourceStep, TargetState, TargetStep
 from kv_transfer.links import Side
-from observability.handoff_metrics import LOSSES, ReceiverMetrics
+from observability.handoff_metrics import ReceiverMetrics
+from observability.labels import LOSSES
 from observability.worker_metrics import WorkerMetrics
 from worker import process
 

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry
 
 from observability import names
+from observability.labels import SHED_REASONS
 from observability.series import counter, gauge
-
-SHED_REASONS = ("full", "full_tokens", "pushed_out", "wait", "deadline")
 
 
 class AdmissionSeries:

@@ -12,7 +12,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from observability import names
-from observability.names import Metric
+from observability.labels import CONNECTORS, ENDINGS, LEASE_STATES, LOSSES, RESERVATIONS
+from observability.metric import Metric
 from observability.series import counted, counter, gauge_family
 from observability.stages import HandoffStats
 
@@ -20,10 +21,6 @@ TRANSFER_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 
 SPEED_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 15, 20, 30, 50, 100)
 BYTES_BUCKETS = tuple(float(2**power) for power in range(12, 38, 2))
 WRITES_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
-ENDINGS = ("committed", "failed", "aborted")
-LOSSES = ("expired", "aborted", "refused", "peer_restarted")
-RESERVATIONS = ("granted", "no_room", "refused")
-LEASE_STATES = ("reserved", "receiving", "draining")
 
 
 class SenderMetrics:
@@ -36,6 +33,7 @@ class SenderMetrics:
         for ending in ENDINGS:
             self._endings.labels(ending)
         self._failed = counter(registry, names.V_NIXL_FAILED).labels(*labels)
+        self._untold = counter(registry, names.V_NIXL_UNTOLD).labels(*labels)
         self._bytes = counter(registry, names.SENT_BYTES)
         self._busy = counted(registry, TRANSFER_BUCKETS, (names.TRANSFER_BUSY,), ())
         self._exposed = counted(registry, TRANSFER_BUCKETS, (names.TRANSFER_EXPOSED,), ()).series()
@@ -59,9 +57,13 @@ class SenderMetrics:
         if ending == "failed":
             self._failed.inc()
 
+    def untold(self) -> None:
+        """A decode worker could not be told that a hand-off was given up."""
+        self._untold.inc()
+
     def sent(self, stats: HandoffStats) -> None:
         """One was committed, which moved so much."""
-        connector = stats.connector if stats.connector in names.CONNECTORS else "other"
+        connector = stats.connector if stats.connector in CONNECTORS else "other"
         self._bytes.labels(connector).inc(stats.kv_bytes)
         self._busy.series(connector).observe(stats.transfer_s)
         self._exposed.observe(stats.exposed_s)

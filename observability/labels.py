@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from observability.stages import GAP_STAGES, TTFT_STAGES
+
 
 @dataclass(frozen=True, slots=True)
 class Label:
@@ -38,24 +40,10 @@ ERROR_CODES = (
     "INTERNAL",
 )
 STAGES = (
-    "receive",
-    "admission",
-    "tokenise",
-    "route",
-    "retry",
-    "prefill_queue",
-    "prefill_compute",
-    "notify",
-    "emit",
+    *TTFT_STAGES,
     "ttft_unexplained",
     "ttft_overexplained",
-    "transfer",
-    "commit",
-    "decode_queue",
-    "first_step",
-    "relay",
-    "relay_ahead",
-    "recover",
+    *GAP_STAGES,
     "gap_unexplained",
     "gap_overexplained",
 )

@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from observability import names
-from observability.names import Metric
+from observability.metric import Metric
 from observability.samples import WorkerSample
 from observability.series import gauge_family
 

@@ -14,8 +14,9 @@ from prometheus_client.exposition import generate_latest
 
 from observability import names
 from observability.histograms import CountedHistogram, Counts
+from observability.labels import CONNECTORS
 from observability.live import LiveCollector, PairSample
-from observability.names import Metric
+from observability.metric import Metric
 from observability.process_metrics import watch_process
 from observability.router_aliases import REQUEST_BUCKETS, RouterAliases
 from observability.samples import RequestSample, WorkerSample
@@ -111,7 +112,7 @@ class _SharedSeries:
         def histogram(metrics: Sequence[Metric], buckets: Sequence[float]) -> Counts:
             return counted(registry, buckets, metrics, (model_name, "0")).series()
 
-        self.gaps = histogram((names.ITL, names.V_ITL), GAP_BUCKETS)
+        self.gaps = histogram((names.ITL, names.V_ITL, names.V_OLD_ITL), GAP_BUCKETS)
         self._ttft = histogram((names.TTFT, names.V_TTFT), TTFT_BUCKETS)
         self._tpot = histogram((names.TPOT, names.V_TPOT), GAP_BUCKETS)
         self._e2e = histogram((names.E2E, names.V_E2E), REQUEST_BUCKETS)
@@ -178,8 +179,6 @@ class _RouterSeries:
         for stage, duration_s in spent.stages.by_name():
             if duration_s > 0:  # else it did not happen
                 self._stage.series(stage).observe(duration_s)
-        if spent.stages.relay_s < 0:
-            self._stage.series("relay_ahead").observe(-spent.stages.relay_s)
         if spent.gap_s is not None:
             self._gap.observe(spent.gap_s)
         self._observe_rest("ttft", spent.ttft_unexplained_s)
@@ -192,7 +191,7 @@ class _RouterSeries:
             self._stage.series(f"{whole}_overexplained").observe(max(0.0, -rest_s))
 
     def _observe_handoff(self, handoff: HandoffStats) -> None:
-        connector = handoff.connector if handoff.connector in names.CONNECTORS else "other"
+        connector = handoff.connector if handoff.connector in CONNECTORS else "other"
         series = self._by_connector.get(connector)
         if series is None:
             series = self._by_connector[connector] = _ConnectorSeries(

@@ -10,113 +10,50 @@ without it, a request would count in each process that it passed. docs/metrics.m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
-
-
-class Kind(StrEnum):
-    """As Prometheus says it."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-
-
-class At(StrEnum):
-    """Which processes have a metric."""
-
-    ROUTER = "router"
-    WORKERS = "workers"  # of both pools
-    PREFILL = "prefill"
-    DECODE = "decode"
-    ALL = "all"
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One of them. A counter's name ends with _total, a histogram's has no ending."""
-
-    name: str
-    kind: Kind
-    at: At
-    what: str
-    labels: tuple[str, ...] = ()
-
-
-CONNECTORS = ("shm", "tcp", "local", "nixl", "other")
-
-# What bounds the values of each label: a closed set that is written here, or a reason.
-LABELS: Mapping[str, tuple[str, ...] | str] = {
-    "model_name": "one for each process",
-    "engine": ("0", "prefill", "decode"),
-    "worker_id": "workers that the router knows; one that has gone leaves no series",
-    "pool": ("prefill", "decode"),
-    "state": "of workers, blocks or leases: each a closed set",
-    "outcome": "finish reasons, error codes, or another closed set",
-    "finished_reason": ("stop", "length", "abort", "error"),
-    "code": "error codes",
-    "route": ("disaggregated", "colocated", "none"),
-    "path": ("disaggregated", "colocated"),
-    "reason": "a closed set for each metric",
-    "when": ("before_first_token", "mid_answer"),
-    "cause": ("failures", "warned", "failure", "drain"),
-    "connector": CONNECTORS,
-    "stage": "the stages of observability/stages.py",
-    "policy": "the policies that are installed",
-    "door": ("http", "grpc"),
-    "kind": ("requests", "tokens"),
-    "task": "tasks that every router has",
-    "method": "methods that a service has; what is none is not counted",
-    "slo": ("ttft", "itl", "e2e", "errors", "all"),
-    "source": ("local_compute", "local_cache_hit", "external_kv_transfer"),
-    "block_size": "one for each process",
-    "num_gpu_blocks": "one for each process",
-    "enable_prefix_caching": ("True", "False"),
-    "cache_dtype": "one for each process",
-}
+from observability import labels as has
+from observability.labels import Label
+from observability.metric import At, Kind, Metric
 
 _R, _W, _P, _D, _A = At.ROUTER, At.WORKERS, At.PREFILL, At.DECODE, At.ALL
 _H, _C, _G = Kind.HISTOGRAM, Kind.COUNTER, Kind.GAUGE
-_MODEL = ("model_name",)
-_VLLM = ("model_name", "engine")
+_VLLM = (has.MODEL, has.ENGINE)
 
 
-def _counter(name: str, at: At, what: str, *labels: str) -> Metric:
+def _counter(name: str, at: At, what: str, *labels: Label) -> Metric:
     return Metric(name, _C, at, what, labels)
 
 
-def _gauge(name: str, at: At, what: str, *labels: str) -> Metric:
+def _gauge(name: str, at: At, what: str, *labels: Label) -> Metric:
     return Metric(name, _G, at, what, labels)
 
 
-def _histogram(name: str, at: At, what: str, *labels: str) -> Metric:
+def _histogram(name: str, at: At, what: str, *labels: Label) -> Metric:
     return Metric(name, _H, at, what, labels)
 
 
-def _alias(name: str, kind: Kind, at: At, what: str, *labels: str) -> Metric:
+def _alias(name: str, kind: Kind, at: At, what: str, *labels: Label) -> Metric:
     return Metric(f"vllm:{name}", kind, at, what, (*_VLLM, *labels))
 
 
 # Users' requests, at the router.
 REQUESTS = _counter(
-    "diptych_requests_total", _R, "Requests, by how they ended and which way they went", "outcome", "route"
+    "diptych_requests_total", _R, "Requests, by how they ended and which way they went", has.OUTCOME, has.ROUTE
 )
 REQUESTS_RUNNING = _gauge("diptych_requests_running", _R, "Answers being made; a request of n counts n")
 REQUESTS_WAITING = _gauge("diptych_requests_waiting", _R, "Requests in the router's queue")
-TTFT = _histogram("diptych_ttft_seconds", _R, "Arrival to first token", *_MODEL)
-ITL = _histogram("diptych_itl_seconds", _R, "Gap between tokens", *_MODEL)
-TPOT = _histogram("diptych_tpot_seconds", _R, "(E2E - TTFT) / (tokens - 1)", *_MODEL)
-E2E = _histogram("diptych_e2e_seconds", _R, "Arrival to last token", *_MODEL)
+TTFT = _histogram("diptych_ttft_seconds", _R, "Arrival to first token", has.MODEL)
+ITL = _histogram("diptych_itl_seconds", _R, "Gap between tokens", has.MODEL)
+TPOT = _histogram("diptych_tpot_seconds", _R, "(E2E - TTFT) / (tokens - 1)", has.MODEL)
+E2E = _histogram("diptych_e2e_seconds", _R, "Arrival to last token", has.MODEL)
 SECOND_TOKEN_GAP = _histogram(
-    "diptych_second_token_gap_seconds", _R, "First token heard to second token heard", *_MODEL
+    "diptych_second_token_gap_seconds", _R, "First token heard to second token heard", has.MODEL
 )
 STAGE = _histogram(
     "diptych_stage_seconds",
     _R,
     "Time of a request in one stage; what no stage explains, or stages explain too much, of TTFT and of the second token's gap",
-    *_MODEL,
-    "stage",
+    has.MODEL,
+    has.STAGE,
 )
 PROMPT_TOKENS = _counter("diptych_prompt_tokens_total", _R, "Prompt tokens of finished requests")
 CACHED_PROMPT_TOKENS = _counter("diptych_cached_prompt_tokens_total", _R, "Prompt tokens found in a prefix cache")
@@ -126,13 +63,13 @@ SLO_ATTAINMENT = _gauge(
     "diptych_slo_attainment_ratio",
     _R,
     "Share of the last judged requests that did not miss this promise, 0 to 1; 1 before the first",
-    "slo",
+    has.SLO_SHARE,
 )
 SLO_LIMIT = _gauge(
     "diptych_slo_limit_seconds",
     _R,
     "The limit that requests are judged by (`--slo`); no series where there is none",
-    "slo",
+    has.SLO_LIMIT,
 )
 SLO_JUDGED = _counter(
     "diptych_slo_judged_requests_total",
@@ -144,18 +81,18 @@ SLO_MISSED = _counter(
     "diptych_slo_missed_requests_total",
     _R,
     "Judged requests that were over this limit, or (errors) that failed or were sent away, which miss nothing else",
-    "slo",
+    has.SLO_PROMISE,
 )
 
 # What went wrong and went on.
 FAILED_ATTEMPTS = _counter(
-    "diptych_failed_attempts_total", _R, "Attempts that failed and were retried or given up", "code"
+    "diptych_failed_attempts_total", _R, "Attempts that failed and were retried or given up", has.CODE
 )
 DRAINED_ATTEMPTS = _counter(
     "diptych_drained_attempts_total",
     _R,
     "Attempts that went on elsewhere because their worker is about to stop",
-    "when",
+    has.WHEN,
 )
 RETRIES = _counter("diptych_retries_total", _R, "Attempts that were begun because one before had failed")
 RETRIES_REFUSED = _counter("diptych_retries_refused_total", _R, "Retries that were over the router's budget")
@@ -163,30 +100,32 @@ MIGRATIONS = _counter(
     "diptych_migrations_total",
     _R,
     "Answers with tokens already given that went on at another worker, by what drove them there",
-    "cause",
+    has.MIGRATION_CAUSE,
 )
 BREAKER_OPENINGS = _counter(
     "diptych_worker_breaker_openings_total",
     _R,
     "Breakers that opened because a worker failed requests, or that another router warned of",
-    "pool",
-    "cause",
+    has.POOL,
+    has.BREAKER_CAUSE,
 )
 BREAKER_STATE = _gauge(
     "diptych_worker_breaker_state",
     _R,
     "0 closed, 1 half open (one request at a time), 2 open (none while there is another worker)",
-    "worker_id",
-    "pool",
+    has.WORKER,
+    has.POOL,
 )
 TASK_RESTARTS = _counter(
-    "diptych_router_task_restarts_total", _R, "Tasks of this router that died and were started again", "task"
+    "diptych_router_task_restarts_total", _R, "Tasks of this router that died and were started again", has.TASK
 )
 
 # Who is let in.
-SHED_REQUESTS = _counter("diptych_shed_requests_total", _R, "Requests refused because of the queue, by why", "reason")
+SHED_REQUESTS = _counter(
+    "diptych_shed_requests_total", _R, "Requests refused because of the queue, by why", has.SHED_REASON
+)
 RATE_LIMITED = _counter(
-    "diptych_rate_limited_requests_total", _R, "Requests over their caller's limit, by what was short", "kind"
+    "diptych_rate_limited_requests_total", _R, "Requests over their caller's limit, by what was short", has.KIND
 )
 LOCAL_LIMITS = _counter(
     "diptych_local_rate_limits_total", _R, "Times that a limit was this router's own because Redis was away"
@@ -194,7 +133,7 @@ LOCAL_LIMITS = _counter(
 QUEUE_TOKENS = _gauge("diptych_queue_tokens", _R, "About how many tokens the waiting requests take")
 QUEUE_WAIT = _gauge("diptych_queue_wait_seconds", _R, "About how long the queue needs to empty")
 ADMISSION_PLACES = _gauge("diptych_admission_places", _R, "Answers that may be made at once; more wait")
-KEY_REFUSALS = _counter("diptych_api_key_refusals_total", _R, "Requests without an API key that is known", "door")
+KEY_REFUSALS = _counter("diptych_api_key_refusals_total", _R, "Requests without an API key that is known", has.DOOR)
 CERTIFICATE_EXPIRES = _gauge(
     "diptych_tls_certificate_expires_seconds",
     _R,
@@ -204,23 +143,25 @@ REFUSED_CALLS = _counter(
     "diptych_refused_calls_total",
     _A,
     "Calls of other processes that did not prove that they are of this cluster",
-    "method",
+    has.METHOD,
 )
 
 # Workers, as the router knows them.
-WORKERS = _gauge("diptych_workers", _R, "Known workers, by pool and state", "pool", "state")
-WORKER_RUNNING = _gauge("diptych_worker_running_requests", _R, "Requests in the worker's batch", "worker_id", "pool")
-WORKER_WAITING = _gauge("diptych_worker_waiting_requests", _R, "Requests in the worker's queue", "worker_id", "pool")
-WORKER_QUEUED_TOKENS = _gauge("diptych_worker_queued_tokens", _R, "Tokens not computed yet", "worker_id", "pool")
-WORKER_KV_USAGE = _gauge("diptych_worker_kv_usage_ratio", _R, "Share of KV blocks in use, 0 to 1", "worker_id", "pool")
-WORKER_EPOCH = _gauge("diptych_worker_epoch", _R, "The worker's life: milliseconds of its start", "worker_id", "pool")
-CANARIES = _counter("diptych_canary_total", _R, "Requests of the router's own, to prove a pair of workers", "outcome")
+WORKERS = _gauge("diptych_workers", _R, "Known workers, by pool and state", has.POOL, has.WORKER_STATE)
+WORKER_RUNNING = _gauge("diptych_worker_running_requests", _R, "Requests in the worker's batch", has.WORKER, has.POOL)
+WORKER_WAITING = _gauge("diptych_worker_waiting_requests", _R, "Requests in the worker's queue", has.WORKER, has.POOL)
+WORKER_QUEUED_TOKENS = _gauge("diptych_worker_queued_tokens", _R, "Tokens not computed yet", has.WORKER, has.POOL)
+WORKER_KV_USAGE = _gauge("diptych_worker_kv_usage_ratio", _R, "Share of KV blocks in use, 0 to 1", has.WORKER, has.POOL)
+WORKER_EPOCH = _gauge("diptych_worker_epoch", _R, "The worker's life: milliseconds of its start", has.WORKER, has.POOL)
+CANARIES = _counter(
+    "diptych_canary_total", _R, "Requests of the router's own, to prove a pair of workers", has.CANARY_OUTCOME
+)
 CANARY_SUCCESS = _gauge(
     "diptych_canary_success_ratio",
     _R,
     "Of the pairs of this worker that were tried, by users' hand-offs or canaries, the share that works, 0 to 1",
-    "worker_id",
-    "pool",
+    has.WORKER,
+    has.POOL,
 )
 BAD_PAIRS = _gauge("diptych_bad_pairs", _R, "Pairs of workers that get no hand-offs because theirs fail")
 REGISTRY_UP = _gauge(
@@ -233,24 +174,30 @@ REGISTRY_REFUSED_WORDS = _counter(
 )
 
 # Hand-offs, as the router was told.
-HANDOFFS = _counter("diptych_handoffs_total", _R, "Hand-offs that were committed", "connector")
+HANDOFFS = _counter("diptych_handoffs_total", _R, "Hand-offs that were committed", has.CONNECTOR)
 FAILED_HANDOFFS = _counter(
     "diptych_failed_handoffs_total", _R, "Hand-offs that failed, or were given up with their decode worker"
 )
-HANDOFF_BYTES = _counter("diptych_handoff_kv_bytes_total", _R, "KV bytes pushed between pools", "connector")
-HANDOFF_BLOCKS = _counter("diptych_handoff_blocks_total", _R, "KV blocks of hand-offs: sent, or cached", "state")
-HANDOFF_TRANSFER = _histogram("diptych_handoff_transfer_seconds", _R, "Busy time of one transfer", *_MODEL, "connector")
-HANDOFF_EXPOSED = _histogram("diptych_handoff_exposed_seconds", _R, "Transfer time a client can feel", *_MODEL)
+HANDOFF_BYTES = _counter("diptych_handoff_kv_bytes_total", _R, "KV bytes pushed between pools", has.CONNECTOR)
+HANDOFF_BLOCKS = _counter(
+    "diptych_handoff_blocks_total", _R, "KV blocks of hand-offs: sent, or cached", has.BLOCK_STATE
+)
+HANDOFF_TRANSFER = _histogram(
+    "diptych_handoff_transfer_seconds", _R, "Busy time of one transfer", has.MODEL, has.CONNECTOR
+)
+HANDOFF_EXPOSED = _histogram("diptych_handoff_exposed_seconds", _R, "Transfer time a client can feel", has.MODEL)
 HANDOFF_SPEED = _histogram(
     "diptych_handoff_gb_per_second",
     _R,
     "Bytes of one transfer over its busy time, in 10^9 bytes per second",
-    *_MODEL,
-    "connector",
+    has.MODEL,
+    has.CONNECTOR,
 )
 
 # The choice of workers, and of one pool or two.
-DECISIONS = _counter("diptych_disagg_decisions_total", _R, "Attempts by their way and why", "path", "reason")
+DECISIONS = _counter(
+    "diptych_disagg_decisions_total", _R, "Attempts by their way and why", has.PATH, has.DECISION_REASON
+)
 REGRET = _histogram(
     "diptych_disagg_regret_seconds",
     _R,
@@ -261,45 +208,45 @@ PREDICTION_ERROR = _histogram(
     "diptych_disagg_prediction_error_seconds",
     _R,
     "Distance between the measured and the predicted cost of the way taken",
-    "path",
+    has.PATH,
 )
 PREDICTED = _counter(
     "diptych_disagg_predicted_seconds_total",
     _R,
     "Predicted costs of the ways taken, of those that were measured",
-    "path",
+    has.PATH,
 )
 MEASURED = _counter(
     "diptych_disagg_measured_seconds_total",
     _R,
     "Measured costs of the ways taken, of those that were predicted; where the two grow apart, predictions are off to one side",
-    "path",
+    has.PATH,
 )
 POLICY_FAULTS = _counter(
     "diptych_policy_faults_total",
     _R,
     "Requests for which a policy failed, so that the least loaded worker was taken",
-    "pool",
-    "policy",
+    has.POOL,
+    has.POLICY,
 )
-INDEX_LOOKUPS = _counter("diptych_prefix_index_lookups_total", _R, "Requests sent whose prompt was looked up", "pool")
+INDEX_LOOKUPS = _counter("diptych_prefix_index_lookups_total", _R, "Requests sent whose prompt was looked up", has.POOL)
 INDEX_HITS = _counter(
     "diptych_prefix_index_hits_total",
     _R,
     "Of these, those sent where some of the prompt was known to be cached",
-    "pool",
+    has.POOL,
 )
 INDEX_LOOKUP_TOKENS = _counter(
-    "diptych_prefix_index_lookup_tokens_total", _R, "Prompt tokens that were looked up", "pool"
+    "diptych_prefix_index_lookup_tokens_total", _R, "Prompt tokens that were looked up", has.POOL
 )
 INDEX_HIT_TOKENS = _counter(
     "diptych_prefix_index_hit_tokens_total",
     _R,
     "Of these, those known to be cached at the worker that the request was sent to",
-    "pool",
+    has.POOL,
 )
-INDEX_BLOCKS = _gauge("diptych_prefix_index_blocks", _R, "Blocks that the workers have told of", "pool")
-INDEX_WORKERS = _gauge("diptych_prefix_index_workers", _R, "Workers whose block events are followed", "pool")
+INDEX_BLOCKS = _gauge("diptych_prefix_index_blocks", _R, "Blocks that the workers have told of", has.POOL)
+INDEX_WORKERS = _gauge("diptych_prefix_index_workers", _R, "Workers whose block events are followed", has.POOL)
 
 # The engine of a worker.
 ENGINE_STEP = _histogram("diptych_engine_step_seconds", _W, "One engine step")
@@ -323,23 +270,28 @@ TRANSFERS_IN_FLIGHT = _gauge(
     "diptych_kv_transfers_in_flight", _P, "Hand-offs that have room at their decode worker and are not over"
 )
 TRANSFERS_ASKING = _gauge("diptych_kv_transfers_asking", _P, "Hand-offs that ask for room at their decode worker")
-TRANSFERS = _counter("diptych_kv_transfers_total", _P, "Hand-offs by how they ended", "outcome")
-SENT_BYTES = _counter("diptych_kv_sent_bytes_total", _P, "KV bytes of committed hand-offs", "connector")
+TRANSFERS = _counter("diptych_kv_transfers_total", _P, "Hand-offs by how they ended", has.TRANSFER_OUTCOME)
+SENT_BYTES = _counter("diptych_kv_sent_bytes_total", _P, "KV bytes of committed hand-offs", has.CONNECTOR)
 TRANSFER_BUSY = _histogram(
-    "diptych_kv_transfer_seconds", _P, "Time in which a write of a hand-off was under way", "connector"
+    "diptych_kv_transfer_seconds", _P, "Time in which a write of a hand-off was under way", has.CONNECTOR
 )
 TRANSFER_EXPOSED = _histogram(
     "diptych_kv_transfer_exposed_seconds", _P, "The part of it after the last chunk was computed"
 )
 TRANSFER_SPEED = _histogram(
-    "diptych_kv_transfer_gb_per_second", _P, "Bytes of a hand-off over that time, in 10^9 bytes per second", "connector"
+    "diptych_kv_transfer_gb_per_second",
+    _P,
+    "Bytes of a hand-off over that time, in 10^9 bytes per second",
+    has.CONNECTOR,
 )
 
 # Hand-offs, at the worker that takes them.
-KV_LEASES = _gauge("diptych_kv_leases", _D, "Hand-offs that hold blocks here and are not adopted", "state")
-RESERVATIONS = _counter("diptych_kv_reservations_total", _D, "Requests for room, by what came of them", "outcome")
+KV_LEASES = _gauge("diptych_kv_leases", _D, "Hand-offs that hold blocks here and are not adopted", has.LEASE_STATE)
+RESERVATIONS = _counter(
+    "diptych_kv_reservations_total", _D, "Requests for room, by what came of them", has.RESERVATION_OUTCOME
+)
 ADOPTED = _counter("diptych_kv_adopted_total", _D, "Hand-offs that the engine went on with")
-LEASES_EXPIRED = _counter("diptych_kv_lease_expired_total", _D, "Leases that ended without that, by why", "reason")
+LEASES_EXPIRED = _counter("diptych_kv_lease_expired_total", _D, "Leases that ended without that, by why", has.LOSS)
 DIGEST_MISMATCHES = _counter(
     "diptych_kv_digest_mismatch_total", _D, "Hand-offs whose bytes were not those that were sent"
 )
@@ -363,22 +315,29 @@ V_CACHE_CONFIG = _alias(
     _G,
     _W,
     "1, with the KV memory's facts as labels",
-    "block_size",
-    "num_gpu_blocks",
-    "enable_prefix_caching",
-    "cache_dtype",
+    has.BLOCK_SIZE,
+    has.NUM_BLOCKS,
+    has.CACHING,
+    has.CACHE_DTYPE,
 )
 V_PROMPT_TOKENS = _alias("prompt_tokens_total", _C, _A, "Prompt tokens")
 V_GENERATION_TOKENS = _alias("generation_tokens_total", _C, _A, "Generated tokens")
 V_PROMPT_SOURCES = _alias(
-    "prompt_tokens_by_source_total", _C, _A, "Prompt tokens by where their KV came from", "source"
+    "prompt_tokens_by_source_total", _C, _A, "Prompt tokens by where their KV came from", has.SOURCE
 )
 V_CACHE_QUERIES = _alias("prefix_cache_queries_total", _C, _A, "Prompt tokens looked up in prefix caches")
 V_CACHE_HITS = _alias("prefix_cache_hits_total", _C, _A, "Prompt tokens found in prefix caches")
-V_SUCCESS = _alias("request_success_total", _C, _A, "Finished requests", "finished_reason")
+V_SUCCESS = _alias(
+    "request_success_total",
+    _C,
+    _A,
+    "Requests that were begun and are over; only a router knows of abort",
+    has.FINISHED_REASON,
+)
 V_PREEMPTIONS = _alias("num_preemptions_total", _C, _W, "Requests preempted")
 V_TTFT = _alias("time_to_first_token_seconds", _H, _R, "Arrival to first token")
 V_ITL = _alias("inter_token_latency_seconds", _H, _R, "Gap between tokens")
+V_OLD_ITL = _alias("time_per_output_token_seconds", _H, _R, "The same, under its older name")
 V_TPOT = _alias("request_time_per_output_token_seconds", _H, _R, "(E2E - TTFT) / (tokens - 1)")
 V_E2E = _alias("e2e_request_latency_seconds", _H, _R, "Arrival to last token")
 V_QUEUE_TIME = _alias("request_queue_time_seconds", _H, _A, "Time in the WAITING phase")
@@ -399,10 +358,25 @@ V_COMPUTED = _alias(
     _A,
     "Prompt tokens of a request whose KV was computed, not found in a cache",
 )
+V_BLOCK_LIFE = _alias(
+    "kv_block_lifetime_seconds", _H, _W, "Life of a cached block, from when it was taken until it was evicted"
+)
+V_BLOCK_IDLE = _alias(
+    "kv_block_idle_before_evict_seconds", _H, _W, "The part of it after a request had taken or found it last"
+)
+V_BLOCK_REUSE = _alias(
+    "kv_block_reuse_gap_seconds", _H, _W, "Time between two uses of a block that was found in the prefix cache"
+)
 V_NIXL_TIME = _alias("nixl_xfer_time_seconds", _H, _P, "Time of one transfer of KV, over whichever connector")
 V_NIXL_BYTES = _alias("nixl_bytes_transferred", _H, _P, "Bytes of one transfer of KV")
 V_NIXL_DESCRIPTORS = _alias("nixl_num_descriptors", _H, _P, "Writes of one transfer of KV")
 V_NIXL_FAILED = _alias("nixl_num_failed_transfers_total", _C, _P, "Transfers of KV that failed")
+V_NIXL_UNTOLD = _alias(
+    "nixl_num_failed_notifications_total",
+    _C,
+    _P,
+    "Hand-offs that were given up without the decode worker's hearing of it: it keeps their blocks until their lease ends",
+)
 V_NIXL_EXPIRED = _alias(
     "nixl_num_kv_expired_reqs_total", _C, _D, "Requests whose KV was given up because its lease ran out"
 )

@@ -5,9 +5,10 @@ What only a worker knows (steps, preemptions, transfers) it has under vLLM's nam
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 
 from observability import names
+from observability.labels import FINISHED_REASON
 from observability.samples import RequestSample
 from observability.series import OneEngine, counter
 
@@ -20,7 +21,7 @@ class RouterAliases:
     """Counts into a router's registry, from one thread."""
 
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
-        labels = self._labels = (model_name, "0")
+        labels = (model_name, "0")
         made = OneEngine(registry, labels)
         self._prompt = made.counter(names.V_PROMPT_TOKENS)
         self._generated = made.counter(names.V_GENERATION_TOKENS)
@@ -29,8 +30,8 @@ class RouterAliases:
         sources = counter(registry, names.V_PROMPT_SOURCES)
         self._computed_here = sources.labels(*labels, "local_compute")
         self._cached_here = sources.labels(*labels, "local_cache_hit")
-        self._success = counter(registry, names.V_SUCCESS)
-        self._succeeded: dict[str, Counter] = {}
+        success = counter(registry, names.V_SUCCESS)
+        self._ended = {reason: success.labels(*labels, reason) for reason in FINISHED_REASON.values}
         self._queue = made.histogram(names.V_QUEUE_TIME, REQUEST_BUCKETS)
         self._prefill = made.histogram(names.V_PREFILL_TIME, REQUEST_BUCKETS)
         self._decode = made.histogram(names.V_DECODE_TIME, REQUEST_BUCKETS)
@@ -51,12 +52,10 @@ class RouterAliases:
         self._hits.inc(sample.num_cached_tokens)
         self._computed_here.inc(num_computed)
         self._cached_here.inc(sample.num_cached_tokens)
+        if sample.route != "none":  # else it was refused, and never began
+            self._ended[_reason(sample)].inc()
         if not sample.succeeded or sample.ttft_s is None:
             return
-        success = self._succeeded.get(sample.outcome)
-        if success is None:
-            success = self._succeeded[sample.outcome] = self._success.labels(*self._labels, sample.outcome)
-        success.inc()
         stages, decode_s = sample.stages, sample.e2e_s - sample.ttft_s
         self._queue.observe(stages.admission_s + stages.prefill_queue_s)
         self._prefill.observe(stages.prefill_compute_s)
@@ -68,3 +67,10 @@ class RouterAliases:
         self._computed.observe(num_computed)
         self._n.observe(sample.num_answers)
         self._max_tokens.observe(sample.max_tokens)
+
+
+def _reason(sample: RequestSample) -> str:
+    """vLLM's word for how it ended."""
+    if sample.succeeded:
+        return sample.outcome
+    return "abort" if sample.outcome == "CANCELLED" else "error"

@@ -57,8 +57,9 @@ class RequestSample:
 
 @dataclass(frozen=True, slots=True)
 class EngineSample:
-    """One request that has left an engine with its work done. `queue_s`, `prefill_s` and `decode_s` are its times there: until
-    its first step; from that to its first token, None where its KV came from elsewhere; from then on, None where it left at once.
+    """One request that has left an engine with its work done, or with an error. `queue_s`, `prefill_s` and `decode_s` are its times
+    there: until its first step; from that to its first token, None where its KV came from elsewhere; from then on, None where it
+    left at once.
     """
 
     reason: str

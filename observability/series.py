@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from observability.histograms import CountedHistogram, Counts, HistogramName
-from observability.names import Metric
+from observability.metric import Metric
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # when each series began: read by nobody, and half of what a scrape carries
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from observability import names
+from observability.labels import SOURCE
 from observability.router_aliases import REQUEST_BUCKETS, TOKEN_BUCKETS
 from observability.samples import EngineSample
 from observability.series import OneEngine, counter, gauge
@@ -27,8 +28,9 @@ class WorkerAliases:
         self._generated = made.counter(names.V_GENERATION_TOKENS)
         self._preemptions = made.counter(names.V_PREEMPTIONS)
         sources = counter(registry, names.V_PROMPT_SOURCES)
-        self._sources = {source: sources.labels(*labels, source) for source in names.LABELS["source"]}
-        self._success = counter(registry, names.V_SUCCESS)
+        self._sources = {source: sources.labels(*labels, source) for source in SOURCE.values}
+        success = counter(registry, names.V_SUCCESS)
+        self._ended = {reason: success.labels(*labels, reason) for reason in ("stop", "length", "error")}
         self._iteration = made.histogram(names.V_ITERATION_TOKENS, STEP_TOKEN_BUCKETS)
         self._queue = made.histogram(names.V_QUEUE_TIME, REQUEST_BUCKETS)
         self._prefill = made.histogram(names.V_PREFILL_TIME, REQUEST_BUCKETS)
@@ -57,7 +59,9 @@ class WorkerAliases:
     def ended(self, sample: EngineSample) -> None:
         """One request has left."""
         num_prompt = sample.num_prompt_tokens
-        self._success.labels(*self._labels, sample.reason).inc()
+        self._ended[sample.reason].inc()
+        if sample.reason == "error":
+            return
         self._prompt.inc(num_prompt)
         self._queue.observe(sample.queue_s)
         self._inference.observe((sample.prefill_s or 0.0) + (sample.decode_s or 0.0))

@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from observability import names
+from observability.block_metrics import BlockMetrics
 from observability.process_metrics import watch_process
 from observability.samples import EngineSample
 from observability.series import counter, counter_family, gauge, gauge_family, histogram
@@ -40,6 +41,7 @@ class WorkerMetrics:
         self.model_name = model_name
         self.aliases = WorkerAliases(self.registry, model_name, pool)
         self._labels = (model_name, pool)
+        self.blocks = BlockMetrics(self.registry, self._labels)
         self._step = histogram(self.registry, names.ENGINE_STEP, STEP_BUCKETS)
         finer = (0.00005, 0.0001, 0.00025, 0.0005, *STEP_BUCKETS)
         self._overhead = histogram(self.registry, names.ENGINE_OVERHEAD, finer)
@@ -78,7 +80,7 @@ class WorkerMetrics:
         self.aliases.step(num_tokens, num_made, num_preempted)
 
     def ended(self, sample: EngineSample) -> None:
-        """One request has left the engine with its work done; told where `step` is."""
+        """One request has left the engine with its work done or with an error; told where `step` is."""
         self.aliases.ended(sample)
 
 

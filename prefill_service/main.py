@@ -11,7 +11,8 @@ from contracts.worker import WorkerKind
 from engine.engine import Engine
 from kv_transfer.handoff import Observer, SourceState, SourceStep, TargetStep
 from kv_transfer.links import Side
-from observability.handoff_metrics import ENDINGS, SenderMetrics
+from observability.handoff_metrics import SenderMetrics
+from observability.labels import ENDINGS
 from observability.worker_metrics import WorkerMetrics
 from prefill_service.config import PrefillConfig
 from prefill_service.peer import GrpcPeer, PeerPool
@@ -41,6 +42,7 @@ class PrefillDoor:
         peers = PeerPool(engine.clock, lambda decode, address: GrpcPeer(decode, address, self._opener))
         worker = PrefillWorker(replace(side, observer=_endings(counts)), engine, peers, self._config)
         worker.on_sent = counts.sent
+        worker.count_untold(counts.untold)
         counts.watch(worker.num_sending)
         prefill_pb2_grpc.add_PrefillServicer_to_server(PrefillServicer(worker), server)
         return worker

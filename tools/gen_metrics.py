@@ -9,7 +9,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "metrics.md"
 sys.path.insert(0, str(ROOT))
 
-from observability.names import ALL, LABELS, At, Metric  # noqa: E402 - found by the line before
+from observability.labels import Label  # noqa: E402 - found by the line before
+from observability.metric import At, Metric  # noqa: E402
+from observability.names import ALL  # noqa: E402
 
 WHERE = {
     At.ROUTER: "router",
@@ -42,9 +44,19 @@ than was measured. One request's own stages are in its response (`"diptych": {"s
 trailer `diptych-stages` ([ADR 0033](adr/0033-stages-that-add-up.md)).
 
 **vLLM's names** mean what they mean there. `engine` is `"0"` at a router, which counts users' requests once, and
-`"prefill"` or `"decode"` at workers, which count what passed their engine: a request that was handed off is in both.
-The `nixl_*` names have the transfers of whichever connector is used. What vLLM has and this has not: LoRA, engines
-that sleep, and the lives of single blocks (`kv_block_*`).
+`"prefill"` or `"decode"` at workers, which count what passed their engine: a request that was handed off is in both, so
+put `engine="0"` into queries that mean users. What users wait for (TTFT, ITL, TPOT, E2E) is exported by the router alone:
+a worker's part of it, summed with the whole, would make percentiles of neither. The `nixl_*` names have the transfers of
+whichever connector is used, at the worker that pushes; `nixl_num_kv_expired_reqs_total` is at the decode worker, whose
+lease it is. `kv_block_*` has every block, not one in a hundred.
+
+What vLLM has and this has not, because there is nothing that it could say:
+
+| name | why not |
+|---|---|
+| `vllm:lora_requests_info` | no LoRA adapters are served |
+| `vllm:engine_sleep_state` | an engine never sleeps; one that stands still is in `diptych_engine_stalled_seconds` |
+| `vllm:nixl_post_time_seconds` | a connector's write is one call; nothing is posted before it runs |
 """
 
 
@@ -59,10 +71,16 @@ def table(title: str, metrics: list[Metric]) -> str:
 
 def labels() -> str:
     """What bounds each."""
-    rows = ["\n## Labels\n", "No label has values without a bound.\n", "| label | values |", "|---|---|"]
-    for label, values in LABELS.items():
-        shown = values if isinstance(values, str) else ", ".join(f"`{value}`" for value in values)
-        rows.append(f"| `{label}` | {shown} |")
+    has: dict[str, dict[Label, list[str]]] = {}
+    for metric in ALL:
+        for label in metric.bounds:
+            has.setdefault(label.name, {}).setdefault(label, []).append(metric.name)
+    rows = ["\n## Labels\n", "No label has values without a bound.\n", "| label | of | values |", "|---|---|---|"]
+    for name, bounds in has.items():
+        for label, metrics in bounds.items():
+            whose = "all that have it" if len(bounds) == 1 else ", ".join(f"`{metric}`" for metric in metrics)
+            shown = label.why or ", ".join(f"`{value}`" for value in label.values)
+            rows.append(f"| `{name}` | {whose} | {shown} |")
     return "\n".join(rows) + "\n"
 
 

@@ -147,7 +147,9 @@ async def serve(config: WorkerConfig, door: Door) -> None:
             events = BlockEventsServicer(ref, worker.blocks)
             blocks_pb2_grpc.add_BlockEventsServicer_to_server(events, server.grpc_server)
         stack.push_async_callback(worker.stop)
-        _serve_metrics(config, worker, metrics, stack)
+        if config.metrics_port is not None:
+            measure(worker, engine, metrics)
+            _serve_metrics(config, config.metrics_port, metrics, stack)
         worker.start()
         address = server.advertised_address(registration.toward)
         info = _info(config, (door.kind, address), side, computer.runner)
@@ -186,9 +188,8 @@ def _info(config: WorkerConfig, where: tuple[WorkerKind, str], side: Side, runne
     )
 
 
-def _serve_metrics(config: WorkerConfig, worker: DoorWorker, metrics: WorkerMetrics, stack: AsyncExitStack) -> None:
-    if config.metrics_port is None:
-        return
+def measure(worker: DoorWorker, engine: Engine, metrics: WorkerMetrics) -> None:
+    """Count what the worker's engine does. Called once, before the worker is started."""
 
     def gauges() -> tuple[float, float, float, float, float]:
         load = worker.load()
@@ -205,7 +206,11 @@ def _serve_metrics(config: WorkerConfig, worker: DoorWorker, metrics: WorkerMetr
         return stats.num_prefix_queried_tokens, stats.num_prefix_hit_tokens
 
     metrics.watch(gauges, prefix_cache)
+    engine.watch_blocks(metrics.blocks)
     worker.driver.on_step = on_step
-    port = MetricsPort(config.metrics_host, config.metrics_port, metrics.registry)
+
+
+def _serve_metrics(config: WorkerConfig, number: int, metrics: WorkerMetrics, stack: AsyncExitStack) -> None:
+    port = MetricsPort(config.metrics_host, number, metrics.registry)
     stack.callback(port.close)
     log.info("metrics", host=config.metrics_host, port=port.port)

@@ -6,7 +6,15 @@ import sys
 
 from tree import ROOT, name, parsed, sources
 
-from observability.names import ALL, LABELS, Kind
+from contracts.errors import ErrorCode
+from contracts.request import FinishReason
+from contracts.worker import WorkerKind, WorkerState
+from kv_transfer.handoff import SourceEvent, TargetEvent, TargetState
+from observability import labels as has
+from observability.metric import Kind
+from observability.names import ALL
+from router.choosing.route import Reason, Route
+from router.workers.canary import Outcome
 
 NAMES = ROOT / "observability" / "names.py"
 BASES = tuple({metric.name.removesuffix("_total") for metric in ALL})
@@ -22,8 +30,31 @@ def test_each_is_there_once_with_an_ending_for_its_kind():
 
 
 def test_what_bounds_each_label_is_said():
-    assert {label for metric in ALL for label in metric.labels} == set(LABELS)
-    assert all(LABELS.values())
+    for label in {label for metric in ALL for label in metric.bounds}:
+        assert bool(label.values) != bool(label.why), label
+        assert len(set(label.values)) == len(label.values), label
+    open_labels = {label.name for metric in ALL for label in metric.bounds if label.why}
+    # Each of them is known to be bounded: one more is a decision.
+    one_each = {"model_name", "block_size", "num_gpu_blocks", "cache_dtype"}
+    assert open_labels == {"worker_id", "method", "policy", *one_each}
+
+
+def test_closed_labels_have_what_is_counted_under_them():
+    """The words are those of enums that this package may not see."""
+
+    def values(*enums):
+        return {member.value for enum in enums for member in enum}
+
+    assert set(has.ERROR_CODES) == values(ErrorCode)
+    assert set(has.FINISHED_REASON.values) == values(FinishReason)
+    assert set(has.WORKER_STATE.values) == values(WorkerState)
+    assert set(has.POOLS) == values(WorkerKind)
+    assert {*has.PATH.values} == values(Route)
+    assert set(has.DECISION_REASON.values) == values(Reason)
+    assert set(has.CANARY_OUTCOME.values) == values(Outcome)
+    assert set(has.ENDINGS) <= values(SourceEvent)
+    assert set(has.LOSSES) <= values(TargetEvent)
+    assert set(has.LEASE_STATES) <= values(TargetState)
 
 
 def test_no_other_file_names_one():

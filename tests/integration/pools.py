@@ -20,15 +20,13 @@ from contracts.pb.diptych.v1 import (
     blocks_pb2_grpc,
     decode_pb2,
     decode_pb2_grpc,
-    handoff_pb2_grpc,
     prefill_pb2,
     prefill_pb2_grpc,
 )
 from contracts.request import ErrorInfo, FinishReason, GenerationRequest, TokenDelta
 from contracts.sampling import SamplingParams
 from contracts.worker import WorkerRef
-from decode_service.decode_servicer import DecodeServicer
-from decode_service.handoff_servicer import HandoffServicer
+from decode_service.main import DecodeDoor
 from decode_service.worker import AnswerConfig, DecodeWorker
 from engine.config import EngineConfig, SchedulerConfig
 from engine.engine import Engine
@@ -41,13 +39,14 @@ from kv_transfer.digests import ThreadDigester
 from kv_transfer.links import Side
 from kv_transfer.local import FaultPlan, LocalConnector, LocalHub, no_faults
 from kv_transfer.region import SharedRegion
-from prefill_service.peer import PeerPool
+from observability.worker_metrics import WorkerMetrics
+from prefill_service.main import PrefillDoor
 from prefill_service.run import RunConfig
-from prefill_service.servicer import PrefillServicer
 from prefill_service.worker import PrefillWorker
 from rpc.channel import open_channel
 from rpc.server import RpcServer, ServerConfig
 from worker.block_servicer import BlockEventsServicer
+from worker.process import measure
 
 MODEL = FakeModel(max_model_len=512, eos_token_ids=frozenset({0}))
 PATIENCE_S = 20.0
@@ -93,6 +92,7 @@ class Served:
     server: RpcServer
     channel: grpc.aio.Channel
     region: SharedRegion
+    metrics: WorkerMetrics
 
     @property
     def address(self) -> str:
@@ -171,11 +171,8 @@ async def _decode(setup: Setup, index: int, hub: LocalHub, stack: AsyncExitStack
     engine, connectors, region = _engine(setup, setup.decode_model or setup.model, setup.decode_blocks, (hub, stack))
     ref = WorkerRef(f"decode-{index}", setup.epoch)
     layout = setup.real.layout if setup.real else (setup.decode_model or setup.model).layout
-    worker = DecodeWorker(_side(ref, layout, engine, (connectors, region, stack)), engine, setup.answers)
-    server = RpcServer(setup.server, ())
-    decode_pb2_grpc.add_DecodeServicer_to_server(DecodeServicer(worker.desk), server.grpc_server)
-    handoff_pb2_grpc.add_HandoffServicer_to_server(HandoffServicer(worker.receiver), server.grpc_server)
-    return await _serve(ref, worker, server, (region, stack))
+    side = _side(ref, layout, engine, (connectors, region, stack))
+    return await _serve(DecodeDoor(setup.answers), side, engine, (setup, region, stack))
 
 
 async def _prefill(setup: Setup, index: int, hub: LocalHub, stack: AsyncExitStack) -> Served:
@@ -184,10 +181,7 @@ async def _prefill(setup: Setup, index: int, hub: LocalHub, stack: AsyncExitStac
     ref = WorkerRef(f"prefill-{index}", setup.epoch)
     layout = setup.real.layout if setup.real else setup.model.layout
     side = _side(ref, layout, engine, (connectors, region, stack))
-    worker = PrefillWorker(side, engine, PeerPool(engine.clock), setup.run)
-    server = RpcServer(setup.server, ())
-    prefill_pb2_grpc.add_PrefillServicer_to_server(PrefillServicer(worker), server.grpc_server)
-    return await _serve(ref, worker, server, (region, stack))
+    return await _serve(PrefillDoor(setup.run), side, engine, (setup, region, stack))
 
 
 def _engine(
@@ -228,17 +222,24 @@ def _side(
 
 
 async def _serve(
-    ref: WorkerRef, worker: PrefillWorker | DecodeWorker, server: RpcServer, held: tuple[SharedRegion, AsyncExitStack]
+    door: PrefillDoor | DecodeDoor, side: Side, engine: Engine, around: tuple[Setup, SharedRegion, AsyncExitStack]
 ) -> Served:
-    region, stack = held
+    setup, region, stack = around
+    server = RpcServer(setup.server, ())
+    metrics = WorkerMetrics("tiny", door.kind.value)
+    metrics.born(side.ref.epoch)
+    layout, caching = side.layout, setup.scheduler.enable_prefix_caching
+    metrics.aliases.describe(layout.block_size, len(region.buffer) // layout.block_bytes, caching, layout.dtype)
+    worker = door.open(side, engine, server.grpc_server, metrics)
+    measure(worker, engine, metrics)
     stack.push_async_callback(worker.stop)
     stack.push_async_callback(server.stop, 0)
-    blocks_pb2_grpc.add_BlockEventsServicer_to_server(BlockEventsServicer(ref, worker.blocks), server.grpc_server)
+    blocks_pb2_grpc.add_BlockEventsServicer_to_server(BlockEventsServicer(side.ref, worker.blocks), server.grpc_server)
     port = await server.start()
     worker.start()
     channel = open_channel(f"127.0.0.1:{port}")
     stack.push_async_callback(channel.close)
-    return Served(ref, worker, server, channel, region)
+    return Served(side.ref, worker, server, channel, region, metrics)
 
 
 class Decoding:

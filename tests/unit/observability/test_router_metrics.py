@@ -4,8 +4,8 @@ from dataclasses import asdict, fields, replace
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from observability.labels import FINISHED_REASON, SLO_SHARE
 from observability.metrics import RequestSample, RouterMetrics, WorkerSample
-from observability.names import LABELS
 from observability.slo import Limits
 from observability.slo_metrics import LAST
 from observability.stages import HandoffStats, StageTimes
@@ -53,7 +53,8 @@ def test_a_request_in_numbers():
     assert value(metrics, "diptych_tpot_seconds_sum") == 0.5
     assert value(metrics, "vllm:request_time_per_output_token_seconds_sum") == 0.5
     assert value(metrics, "diptych_itl_seconds_count") == 3
-    assert abs(value(metrics, "diptych_itl_seconds_sum") - 0.6) < 1e-9
+    for name in ("diptych_itl", "vllm:inter_token_latency", "vllm:time_per_output_token"):
+        assert abs(value(metrics, f"{name}_seconds_sum") - 0.6) < 1e-9
     assert value(metrics, "vllm:prefix_cache_hits_total") == 4
     assert value(metrics, "diptych_handoff_kv_bytes_total", connector="shm") == 4096
     assert abs(value(metrics, "diptych_stage_seconds_sum", stage="ttft_unexplained") - 0.1) < 1e-9
@@ -114,6 +115,20 @@ def test_a_failure_is_no_latency():
     assert value(metrics, "diptych_ttft_seconds_count") == 0
 
 
+def test_vllm_s_count_of_requests_has_each_that_was_begun_and_no_other():
+    metrics = RouterMetrics("m", list, lambda: (0, 0))
+    metrics.request_finished(SAMPLE)
+    for outcome in ("CANCELLED", "UNAVAILABLE", "DEADLINE_EXCEEDED"):
+        metrics.request_finished(replace(SAMPLE, outcome=outcome, succeeded=False))
+    metrics.request_finished(replace(SAMPLE, outcome="RESOURCE_EXHAUSTED", succeeded=False, route="none", ttft_s=None))
+    ended = {
+        reason: value(metrics, "vllm:request_success_total", model_name="m", engine="0", finished_reason=reason)
+        for reason in FINISHED_REASON.values
+    }
+    assert ended == {"stop": 0, "length": 1, "abort": 1, "error": 2}
+    assert value(metrics, "vllm:request_prompt_tokens_count") == 1, "only what was answered has a size"
+
+
 def test_a_worker_that_has_gone_leaves_no_series():
     workers = [WORKER]
     metrics = RouterMetrics("m", lambda: workers, lambda: (3, 2))
@@ -140,7 +155,7 @@ def test_requests_are_measured_by_what_is_promised():
     assert {s.labels["slo"]: s.value for s in missed[0].samples} == {"ttft": 1, "itl": 1, "errors": 1}
     limits = [f for f in families(metrics) if f.name == "diptych_slo_limit_seconds"]
     assert {s.labels["slo"]: s.value for s in limits[0].samples} == {"ttft": 0.6, "itl": 0.4}  # none is set for e2e
-    shares = {slo: value(metrics, "diptych_slo_attainment_ratio", slo=slo) for slo in LABELS["slo"]}
+    shares = {slo: value(metrics, "diptych_slo_attainment_ratio", slo=slo) for slo in SLO_SHARE.values}
     assert shares == {"ttft": 3 / 4, "itl": 3 / 4, "e2e": 1, "errors": 3 / 4, "all": 1 / 4}
 
 

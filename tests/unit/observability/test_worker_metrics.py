@@ -13,6 +13,7 @@ from observability.worker_metrics import LOAD_GAUGES, WorkerMetrics
 
 READ = EngineSample("length", False, 100, 64, 1, 8, queue_s=0.25, prefill_s=0.5, decode_s=None)
 LABELS = {"model_name": "m", "engine": "prefill"}
+LIVES = ("lifetime", "idle_before_evict", "reuse_gap")
 
 
 @pytest.fixture
@@ -55,7 +56,20 @@ def test_a_prompt_is_counted_by_where_its_kv_came_from(metrics: WorkerMetrics) -
     assert value(metrics, "vllm:request_prefill_time_seconds_sum", **LABELS) == 0.5
     assert value(metrics, "vllm:request_decode_time_seconds_sum", **LABELS) == 1.5
     assert value(metrics, "vllm:request_inference_time_seconds_sum", **LABELS) == 2.0
-    assert value(metrics, "vllm:request_success_total", **LABELS, finished_reason="length") == 2
+    metrics.ended(replace(READ, reason="error"))
+    reasons = {
+        reason: value(metrics, "vllm:request_success_total", **LABELS, finished_reason=reason)
+        for reason in ("length", "stop", "error", "abort")
+    }
+    assert reasons == {"length": 2, "stop": 0, "error": 1, "abort": None}, "which of these it may have, from the start"
+    assert value(metrics, "vllm:request_queue_time_seconds_count", **LABELS) == 2, "an error is no latency"
+
+
+def test_lives_of_blocks(metrics: WorkerMetrics) -> None:
+    metrics.blocks.reused(2.0)
+    metrics.blocks.evicted(9.0, 5.0)
+    sums = [value(metrics, f"vllm:kv_block_{name}_seconds_sum", **LABELS) for name in LIVES]
+    assert sums == [9.0, 5.0, 2.0]
 
 
 def test_hand_offs_where_they_are_sent(metrics: WorkerMetrics) -> None:
@@ -64,6 +78,8 @@ def test_hand_offs_where_they_are_sent(metrics: WorkerMetrics) -> None:
     counts.sent(HandoffStats("shm", 4_000_000, 3, 2, 1, 0.002, 0.001))
     counts.sent(HandoffStats("a stranger's", 0, 0, 0, 0, 0.0, 0.0))
     counts.ended("failed")
+    counts.untold()
+    assert value(metrics, "vllm:nixl_num_failed_notifications_total", **LABELS) == 1
     assert value(metrics, "diptych_kv_transfers_asking") == 2
     assert value(metrics, "diptych_kv_transfers_in_flight") == 1
     assert value(metrics, "diptych_kv_sent_bytes_total", connector="shm") == 4_000_000
