@@ -94,6 +94,11 @@ def check_word(info: WorkerInfo, load: WorkerLoad) -> None:
         raise InvalidRequest("info.address", info.address, "must be host:port")
     if len(info.connectors) > _MAX_CONNECTORS:
         raise InvalidRequest("info.connectors", f"{len(info.connectors)} kinds", f"at most {_MAX_CONNECTORS}")
+    for kind in info.connectors:
+        if len(kind) > MAX_ID_CHARS or not kind.isprintable():
+            raise InvalidRequest(
+                "info.connectors", kind, f"must be printable, of at most {MAX_ID_CHARS} characters each"
+            )
     shares = ("kv_usage", load.kv_usage), ("decode_step_s", load.decode_step_s)
     for field, value in (*shares, ("prefill_tokens_per_s", load.prefill_tokens_per_s)):
         if not (math.isfinite(value) and value >= 0):

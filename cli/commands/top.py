@@ -12,6 +12,7 @@ from rich.live import Live
 
 from cli.commands.doorflags import SECTION
 from cli.options import SectionedCommand, apply, option
+from cli.reaching import read_api_key
 from cli.top.screen import Room, Screen
 from cli.top.watch import Source, events
 from contracts.errors import ConfigError, Unavailable
@@ -53,7 +54,7 @@ def top(**given: Unpack[TopFlags]) -> None:
     The same as its /dashboard in a browser. Ctrl-C ends it.
     """
     tls = None if given["tls_ca"] is None else client_context(TlsConfig(ca=given["tls_ca"]))
-    source = Source(given["url"], _key(given["api_key_file"]), tls)
+    source = Source(given["url"], read_api_key(given["api_key_file"]), tls)
     if given["once"]:
         _print_one(source)
     else:
@@ -74,7 +75,12 @@ def _print_one(source: Source) -> None:
 def _watch(source: Source) -> None:
     """The first connection must succeed; later ones are tried again for as long as it takes."""
     screen, stream, console = Screen(), events(source), Console()
-    screen.take(next(stream))
+    if not console.is_terminal:
+        raise ConfigError("stdout is not a terminal, and nothing can be drawn over; --once prints one picture")
+    first = next(stream, None)
+    if first is None:
+        raise Unavailable(f"{source.url}: the router ended the stream")
+    screen.take(first)
     with Live(screen.draw(room=_room(console)), console=console, screen=True, auto_refresh=False) as live:
         while True:
             try:
@@ -89,19 +95,6 @@ def _watch(source: Source) -> None:
 
 def _room(console: Console) -> Room:
     return Room(console.width, console.height)
-
-
-def _key(path: Path | None) -> str:
-    """The key of this file, "" for none. Raises ConfigError for a file that has none."""
-    if path is None:
-        return ""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--api-key-file: {path}: {error}") from error
-    if not lines or not lines[0].strip():
-        raise ConfigError(f"--api-key-file: {path} is empty")
-    return lines[0].strip()
 
 
 apply(OPTIONS, top)

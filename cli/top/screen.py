@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -60,6 +59,11 @@ def shown_ms(value: float | None) -> str:
     if value >= 1000:
         return f"{value / 1000:.2f} s"
     return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms"
+
+
+def plain(said: str) -> str:
+    """What a router says, without what a terminal would obey; rich takes it as it is, brackets too."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,8 @@ class Screen:
 
     def draw(self, link: str = "live", room: Room = ROOM) -> RenderableType:
         """All of it, as of now; `link` says how the connection is. The last requests get the lines that are left."""
-        head = Text.assemble((self._title, "bold"), "  ", (link, "green" if link == "live" else "yellow"))
+        title = (plain(self._title), "bold")
+        head = Text.assemble(title, "  ", (plain(link), "green" if link == "live" else "yellow"))
         slowest, failed = self._slowest[: room.num_others], self._failed[: room.num_others]
         left = room.height - _LINES_BESIDE - max(1, len(self._workers)) - len(slowest) - len(failed)
         recent = list(reversed(self._requests))[: max(_LEAST, left)]
@@ -182,15 +187,15 @@ class Screen:
             )
         for worker in self._workers:
             table.add_row(
-                escape(worker.id),
-                worker.pool,
-                Text(worker.state, style=_STATES.get(worker.state, "bold red")),
+                Text(plain(worker.id)),
+                Text(plain(worker.pool)),
+                Text(plain(worker.state), style=_STATES.get(worker.state, "bold red")),
                 f"{worker.kv:.0%}",
                 f"{worker.running}/{worker.slots}" if worker.slots else str(worker.running),
                 str(worker.waiting),
                 f"{_short(worker.queued_tokens)} tok",
                 _age(time.time() - worker.epoch / 1e3),
-                ", ".join(worker.connectors),
+                Text(plain(", ".join(worker.connectors))),
                 *([] if room.narrow else [str(worker.epoch)]),
             )
         if not self._workers:
@@ -218,10 +223,10 @@ def _lists(
 def _cells(row: RequestRow, longest: float, room: Room) -> tuple[RenderableType, ...]:
     return (
         time.strftime("%H:%M:%S", time.localtime(row.t)),
-        Text(row.outcome.lower(), style="green" if row.good else "yellow" if row.ok else "red"),
+        Text(plain(row.outcome.lower()), style="green" if row.good else "yellow" if row.ok else "red"),
         shown_ms(row.ttft),
         _waterfall(row, longest, room.bar),
-        escape(" → ".join(filter(None, (row.prefill, row.decode)))),
+        Text(plain(" → ".join(filter(None, (row.prefill, row.decode))))),
         *([] if room.narrow else [f"{row.prompt_tokens} → {row.output_tokens}"]),
     )
 

@@ -43,14 +43,18 @@ def events(source: Source) -> Iterator[Frame | Snapshot]:
             client.stream("GET", url, headers=headers) as response,
         ):
             _check(response, url)
+            data = ""
             for line in response.iter_lines():
                 if line.startswith(_DATA):
-                    yield heard(line.removeprefix(_DATA))
-    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+                    data = line.removeprefix(_DATA)
+                elif not line and data:  # the end of an event; one that a lost connection cut has none
+                    yield heard(data)
+                    data = ""
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError) as error:
         raise ConfigError(f"--url: got {source.url}, which is not http://HOST:PORT or https://: {error}") from error
-    except httpx.TransportError as error:
+    except (httpx.TransportError, httpx.DecodingError) as error:
         raise Unavailable(f"{source.url}: {error or type(error).__name__}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"--url: got {source.url}, where no router of this version answers: {error}") from error
 
 

@@ -101,6 +101,8 @@ async def test_a_worker_that_says_it_is_tiny_makes_nobody_else_smaller(tmp_path)
     ("info_changes", "load", "field"),
     [
         ({"address": "unix:/tmp/x"}, WorkerLoad(), "info.address"),
+        ({"connectors": ("shm\x1b[2J",)}, WorkerLoad(), "info.connectors"),
+        ({"connectors": ("x" * 1000,)}, WorkerLoad(), "info.connectors"),
         ({"ref": WorkerRef("two\nlines", 1)}, WorkerLoad(), "worker_id"),
         ({}, WorkerLoad(kv_usage=float("nan")), "load.kv_usage"),
     ],

@@ -1,6 +1,9 @@
 """`diptych top`: what it draws, what it says of what is wrong, and the flag that it is measured by."""
 
 import io
+import re
+import socket
+import threading
 
 import pytest
 from hypothesis import given
@@ -13,7 +16,8 @@ from cli.config import ClusterConfig, DoorOptions
 from cli.main import run
 from cli.ports import keep_port
 from cli.top.screen import Room, Screen, shown_ms, sparkline
-from dashboard.frames import WorkerRow
+from cli.top.watch import Source, events
+from dashboard.frames import WorkerRow, event
 from dashboard.history import History, Instant, Title
 from dashboard.slo import SloConfig
 from tests.unit.dashboard.finished import finished
@@ -83,6 +87,56 @@ def test_on_eighty_columns_nothing_is_cut_off():
         text = drawn(screen, width=width)
         assert "…" not in text, text
         assert ("1764493841123" in text) == (width >= 100)
+
+
+def test_no_word_of_a_router_is_obeyed_by_a_terminal():
+    history, screen = History(Title("a\x1b[31mb\u202e", "9.9", 0.0), SloConfig()), Screen()
+    history.ended(finished(prefill="\x1b[2Jx[/b]"))
+    worker = WorkerRow("[/red]\x1b]0;w\x07", "decode", "ready", 1, connectors=("\x1b[5m",))
+    screen.take(history.snapshot())
+    screen.take(history.tick(Instant(1.0, 1.0), (worker,), 1, 1))
+    console = Console(width=200, file=io.StringIO(), force_terminal=True, color_system=None)
+    console.print(screen.draw("\x1b[7maway"))
+    said = console.file.getvalue()
+    assert "\x07" not in said and "\u202e" not in said and "[/red]" in said and "x[/b]" in said
+    assert set(re.findall("\x1b.[0-9]*.?", said)) <= {"\x1b[0m", "\x1b[1m", "\x1b[2m"}, "only rich's own: bold and dim"
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 2), (10, 5), (20, 3), (500, 500)])
+def test_it_can_be_drawn_on_any_terminal(size):
+    history, screen = History(Title("austen", "9.9", 0.0), SloConfig()), Screen()
+    history.ended(finished(prefill="p0", decode="d0"))
+    history.tick(Instant(1.0, 1.0), (WorkerRow("p0", "prefill", "ready", 1),), 1, 1)
+    screen.take(history.snapshot())
+    assert drawn(screen, width=size[0], height=size[1])
+
+
+def test_without_a_terminal_it_says_what_to_do(capsys):
+    assert run(["top", "--url", "http://127.0.0.1:9"]) == 2
+    assert "--once" in capsys.readouterr().err
+
+
+@pytest.fixture
+def cut_short():
+    """A server that says half an event, without a length and so with a proper end, and goes."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answer():
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(4096)
+            whole = event(History(Title("austen", "9.9", 0.0), SloConfig()).snapshot())
+            connection.sendall(b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + whole + whole[:30])
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    thread.join()
+    listener.close()
+
+
+def test_half_an_event_of_a_router_that_dies_is_none(cut_short):
+    assert [said.model for said in events(Source(cut_short))] == ["austen"]
 
 
 def test_nothing_at_all_can_be_drawn():
