@@ -1,6 +1,6 @@
 """The gRPC door for answers: one session per router, commands in, one batch of tokens per engine step out.
 
-    attach ──▶ AnswerDesk.attach    generate ──▶ .generate    cancel ──▶ .cancel    RouterSession.batches ──▶ DecodeBatch …
+    attach ──▶ AnswerDesk.attach    generate ──▶ .generate    cancel ──▶ .cancel    Outbox.items ──▶ DecodeBatch …
 
 A command that cannot be read ends the session with INVALID_ARGUMENT, unless it names its request: then only that one fails.
 One that is meant for another life of this worker ends it with FAILED_PRECONDITION.
@@ -22,7 +22,7 @@ from contracts.pb.diptych.v1 import decode_pb2, decode_pb2_grpc
 from contracts.request import FinishReason, TokenDelta
 from contracts.worker import check_life
 from decode_service.desk import AnswerDesk
-from decode_service.session import RouterSession
+from decode_service.outputs import RouterSession
 from observability.log import get_logger
 
 log = get_logger(__name__)
@@ -44,7 +44,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         session, ours = self._desk.open_session(), wire_handoff.worker_ref_to_pb(self._desk.ref)
         listening = asyncio.ensure_future(self._listen(session, request_iterator))
         try:
-            async for deltas in session.batches():
+            async for deltas in session.items():
                 yield decode_pb2.DecodeBatch(decode=ours, deltas=[wire.delta_to_pb(delta) for delta in deltas])
         finally:
             listening.cancel()
@@ -61,7 +61,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         except DiptychError as error:
             session.fail(error)
         except Exception as error:  # noqa: BLE001 - a session that is not listened to must not stay open
-            log.error("commands cannot be obeyed", error, session=session.session_id)
+            log.error("commands cannot be obeyed", error, session=session.name)
             session.fail(InternalError(f"{type(error).__name__} while obeying a command; see the worker's log"))
 
     def _obey(self, session: RouterSession, command: decode_pb2.DecodeCommand) -> None:
@@ -88,6 +88,6 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
             if not request_id:
                 raise
             refusal = wire.error_info(error)
-            session.push((TokenDelta(request_id, 0, finish_reason=FinishReason.ERROR, error=refusal),))
+            session.put((TokenDelta(request_id, 0, finish_reason=FinishReason.ERROR, error=refusal),))
             return
         self._desk.generate(session, request)

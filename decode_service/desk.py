@@ -15,8 +15,7 @@ from collections.abc import Callable
 from contracts.errors import DiptychError, Draining
 from contracts.request import GenerationRequest
 from contracts.worker import WorkerRef
-from decode_service.outputs import Answer, AnswerBook, AnswerState
-from decode_service.session import RouterSession
+from decode_service.outputs import Answer, AnswerBook, AnswerState, RouterSession
 from engine.driver import EngineDriver
 from kv_transfer.endings import report
 

@@ -25,10 +25,11 @@ from contracts.clock import Clock
 from contracts.errors import DiptychError, InvalidRequest, RequestCancelled, UnknownHandoff
 from contracts.request import FinishReason, TokenDelta
 from contracts.wire import error_info
-from decode_service.session import RouterSession
 from observability.log import get_logger
+from worker.outbox import Outbox
 
 log = get_logger(__name__)
+RouterSession = Outbox[tuple[TokenDelta, ...]]  # one router's stream of answers: what each engine step has for it
 Verdict = Callable[["Answer"], DiptychError | None]  # why an answer shall end now, if it shall
 
 
@@ -207,8 +208,8 @@ class AnswerBook:
 
     def _send(self, batches: dict[RouterSession, list[TokenDelta]]) -> None:
         for session, deltas in batches.items():
-            if not session.push(tuple(deltas)) and any(a.session is session for a in self._answers.values()):
-                log.warning("session closed: its router does not read", session=session.session_id)
+            if not session.put(tuple(deltas)) and any(a.session is session for a in self._answers.values()):
+                log.warning("session closed: its router does not read", session=session.name)
                 self.close_session(session)
         for session in [s for s in self._finishing if not any(a.session is s for a in self._answers.values())]:
             self._finishing.discard(session)

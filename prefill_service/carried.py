@@ -21,10 +21,11 @@ from contracts.wire_handoff import worker_ref_from_pb
 from contracts.wire_prefill import event_to_pb, target_from_pb
 from contracts.worker import check_life
 from observability.log import get_logger
-from prefill_service.session import PrefillSession
 from prefill_service.worker import PrefillWorker
+from worker.outbox import Outbox
 
 log = get_logger(__name__)
+EventOutbox = Outbox[prefill_pb2.PrefillEvent]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class _Run:
 class Carried:
     """Owns the runs' tasks until `close`. Used from one event loop."""
 
-    def __init__(self, worker: PrefillWorker, session: PrefillSession) -> None:
+    def __init__(self, worker: PrefillWorker, session: EventOutbox) -> None:
         self._worker = worker
         self._session = session
         self._runs: dict[str, _Run] = {}  # that the router has not left
@@ -109,7 +110,7 @@ class Carried:
         try:
             async with aclosing(self._worker.run(request, target, targets)) as events:
                 async for event in events:
-                    self._session.put(event_to_pb(event, request.request_id))
+                    self._send(event_to_pb(event, request.request_id))
         except DiptychError as refused:
             error = refused
         except Exception as bug:  # noqa: BLE001 - it must not look like a run that goes on
@@ -121,7 +122,10 @@ class Carried:
         ended = prefill_pb2.PrefillEnded()
         if error is not None:
             ended.error.CopyFrom(wire.error_info_to_pb(wire.error_info(error)))
-        self._session.put(prefill_pb2.PrefillEvent(request_id=request_id, ended=ended))
+        self._send(prefill_pb2.PrefillEvent(request_id=request_id, ended=ended))
+
+    def _send(self, event: prefill_pb2.PrefillEvent) -> None:
+        self._session.put(event, event.ByteSize())
 
     def _over(self, request_id: str, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

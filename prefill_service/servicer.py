@@ -16,12 +16,17 @@ from contracts.errors import DiptychError, InternalError
 from contracts.pb.diptych.v1 import prefill_pb2, prefill_pb2_grpc
 from contracts.wire_handoff import worker_ref_to_pb
 from observability.log import get_logger
-from prefill_service.carried import Carried
-from prefill_service.session import PrefillSession
+from prefill_service.carried import Carried, EventOutbox
 from prefill_service.worker import PrefillWorker
+from worker.outbox import Outbox
 
 log = get_logger(__name__)
 SERVICE_NAME: str = prefill_pb2.DESCRIPTOR.services_by_name["Prefill"].full_name
+_MAX_UNREAD, _MAX_UNREAD_BYTES = (
+    16_384,
+    256 * 1024 * 1024,
+)  # events of one session: a router that leaves so many loses it
+_MAX_BATCH_BYTES = 8 * 1024 * 1024  # far below what a message may have, but for a single event that is larger
 _Context = grpc.aio.ServicerContext[AsyncIterator[prefill_pb2.PrefillCommand], prefill_pb2.PrefillBatch]
 
 
@@ -36,11 +41,12 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
     ) -> AsyncIterator[prefill_pb2.PrefillBatch]:
         """See the service's definition. When the call ends, however it does, nothing of what it carried is left behind."""
         del context
-        session, ours = PrefillSession(), worker_ref_to_pb(self._worker.ref)
+        session: EventOutbox = Outbox("session", _MAX_UNREAD, _MAX_UNREAD_BYTES)
+        ours = worker_ref_to_pb(self._worker.ref)
         carried = Carried(self._worker, session)
         listening = asyncio.ensure_future(_listen(session, carried, request_iterator))
         try:
-            async for events in session.batches():
+            async for events in session.batches(_MAX_BATCH_BYTES):
                 yield prefill_pb2.PrefillBatch(prefill=ours, events=events)
         finally:
             listening.cancel()
@@ -49,9 +55,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
                 await listening
 
 
-async def _listen(
-    session: PrefillSession, carried: Carried, commands: AsyncIterator[prefill_pb2.PrefillCommand]
-) -> None:
+async def _listen(session: EventOutbox, carried: Carried, commands: AsyncIterator[prefill_pb2.PrefillCommand]) -> None:
     """Obey until the router has no more to say; what it carries then goes on to its end."""
     try:
         async for command in commands:

@@ -176,7 +176,7 @@ async def test_a_request_that_was_not_admitted_yet_is_sent_away_too() -> None:
         asked = request(5, 50)
         desk.generate(session, asked)
         on.drain(on.made.decode[0], 0.0)
-        deltas = [delta async for batch in session.batches() for delta in batch]
+        deltas = [delta async for batch in session.items() for delta in batch]
         assert sent_away(deltas) == ()
         desk.close_session(session)
 

@@ -363,7 +363,7 @@ async def test_a_router_that_does_not_read_loses_its_session_and_the_others_go_o
         assert joined(await staying.whole(kept.request_id)).token_ids == expected_tokens(kept, MODEL)
         await until(lambda: deaf.closed)
         with pytest.raises(Overloaded):
-            _ = [batch async for batch in deaf.batches()]
+            _ = [batch async for batch in deaf.items()]
         await made.decode[0].idle()
         await staying.close()
 

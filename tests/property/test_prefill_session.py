@@ -15,11 +15,11 @@ from contracts.prefill import FirstTokens, PrefillEvent
 from contracts.wire import request_to_pb
 from contracts.wire_prefill import target_to_pb
 from prefill_service.carried import Carried
-from prefill_service.session import PrefillSession
 from router.serving.inbox import Inbox, PrefillEnded
 from router.serving.legs import PrefillLine
 from router.serving.progress import may_retry
 from tests.prefill_sessions import OURS_PB, Channel, Worker, broken, handed_off, known, request, settle, target, tokens
+from worker.outbox import Outbox
 
 NAMES = ("a", "b", "c", "d")
 names = st.sampled_from(NAMES)
@@ -32,7 +32,7 @@ class Served:
     """The worker's side: `told` is what goes out."""
 
     def __init__(self) -> None:
-        self.worker, self.outbox = Worker(), PrefillSession()
+        self.worker, self.outbox = Worker(), Outbox[prefill_pb2.PrefillEvent]("session", 10_000)
         self.carried = Carried(self.worker, self.outbox)
         self.told: list[tuple[str, str]] = []
         self.asked: set[str] = set()
@@ -43,7 +43,7 @@ class Served:
         self.reading = asyncio.ensure_future(self._read())
 
     async def _read(self) -> None:
-        async for events in self.outbox.batches():
+        async for events in self.outbox.batches(1_000_000):
             self.told.extend((event.request_id, event.WhichOneof("event") or "") for event in events)
 
     def run(self, name: str) -> None:

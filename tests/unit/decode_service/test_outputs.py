@@ -10,8 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from contracts.clock import VirtualClock
 from contracts.errors import DiptychError, Draining, ErrorCode, NoRoom, Overloaded, RequestCancelled, TransferFailed
 from contracts.request import FinishReason, TokenDelta
-from decode_service.outputs import AnswerBook, AnswerState, OutputConfig
-from decode_service.session import RouterSession
+from decode_service.outputs import AnswerBook, AnswerState, OutputConfig, RouterSession
 
 
 class Bench:
@@ -32,7 +31,7 @@ class Bench:
         """What has been sent so far; ends the session."""
         session = session or self.session
         session.end()
-        return [delta async for batch in session.batches() for delta in batch]
+        return [delta async for batch in session.items() for delta in batch]
 
 
 def token(request_id: str, index: int, last: bool = False) -> TokenDelta:
@@ -153,7 +152,7 @@ async def test_an_adopted_hand_off_that_nobody_attaches_to_is_aborted() -> None:
 async def test_cancel_stops_the_engine_and_ends_with_abort() -> None:
     bench = Bench()
     assert bench.book.start(bench.session, "r")
-    other = RouterSession("router-b")
+    other = RouterSession("router-b", 100)
     bench.book.cancel(other, "r")
     assert bench.aborted == []
     bench.book.cancel(bench.session, "r")
@@ -174,7 +173,7 @@ async def test_a_cancelled_hand_off_is_refused_when_its_kv_comes() -> None:
 
 async def test_a_session_that_ends_takes_its_requests_with_it_and_no_others() -> None:
     bench = Bench()
-    other = RouterSession("router-b")
+    other = RouterSession("router-b", 100)
     bench.book.start(bench.session, "mine")
     bench.book.start(other, "theirs")
     bench.book.expect("unclaimed")
@@ -189,7 +188,7 @@ async def test_a_session_that_ends_takes_its_requests_with_it_and_no_others() ->
 
 async def test_an_id_that_another_session_uses_is_refused_without_harm() -> None:
     bench = Bench()
-    other = RouterSession("router-b")
+    other = RouterSession("router-b", 100)
     bench.book.start(bench.session, "r")
     assert not bench.book.start(bench.session, "r")
     assert not bench.book.start(other, "r")
@@ -201,7 +200,7 @@ async def test_an_id_that_another_session_uses_is_refused_without_harm() -> None
 
 async def test_a_router_that_does_not_read_loses_its_session_and_its_requests() -> None:
     bench = Bench(session_limit=3)
-    other = RouterSession("router-b")
+    other = RouterSession("router-b", 100)
     bench.book.start(bench.session, "r")
     bench.book.start(other, "s")
     for index in range(5):
@@ -218,8 +217,8 @@ async def test_a_session_that_asks_for_nothing_more_ends_with_its_last_answer() 
     bench.book.finish_session(bench.session)
     assert not bench.session.closed
     bench.book.deliver([token("r", 0, last=True)])
-    assert [delta.request_id async for batch in bench.session.batches() for delta in batch] == ["r"]
-    idle = RouterSession("router-b")
+    assert [delta.request_id async for batch in bench.session.items() for delta in batch] == ["r"]
+    idle = RouterSession("router-b", 100)
     bench.book.finish_session(idle)
     assert idle.closed
 
@@ -231,7 +230,7 @@ async def test_one_batch_per_step_and_session() -> None:
     bench.book.deliver([token(name, 0) for name in "abc"])
     bench.book.deliver([token(name, 1) for name in "ab"])
     bench.session.end()
-    assert [len(batch) async for batch in bench.session.batches()] == [3, 2]
+    assert [len(batch) async for batch in bench.session.items()] == [3, 2]
 
 
 class HandClock(VirtualClock):
@@ -312,7 +311,7 @@ class BookMachine(RuleBasedStateMachine):
         assert not self.book.num_open or not everything
 
     def _read(self) -> None:
-        for batch in list(self.session._outbox):
+        for batch, _ in list(self.session._unread):
             for delta in batch:
                 assert delta.request_id in self.open, "news after the end, or of nobody"
                 expected = self.open[delta.request_id]
@@ -321,7 +320,7 @@ class BookMachine(RuleBasedStateMachine):
                     self.open[delta.request_id] = delta.first_index + 1
                 if delta.finish_reason is not None:
                     del self.open[delta.request_id]
-        self.session._outbox.clear()
+        self.session._unread.clear()
 
     @invariant()
     def the_engine_runs_nothing_that_the_book_does_not_know(self) -> None:

@@ -14,7 +14,7 @@ from contracts.pb.diptych.v1 import decode_pb2, decode_pb2_grpc, types_pb2
 from contracts.worker import WorkerRef
 from decode_service.decode_servicer import DecodeServicer
 from decode_service.desk import AnswerDesk
-from decode_service.session import RouterSession
+from decode_service.outputs import RouterSession
 from decode_service.worker import AnswerConfig, DecodeWorker
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -109,7 +109,7 @@ class Faulty(AnswerDesk):
         self.ref = WorkerRef("d", 1)
 
     def open_session(self) -> RouterSession:
-        return RouterSession("s")
+        return RouterSession("s", 100)
 
     def attach(self, session: RouterSession, handoff_id: str, wait_s: float) -> None:
         raise RuntimeError("a bug")

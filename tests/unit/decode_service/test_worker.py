@@ -15,8 +15,8 @@ from contracts.request import FinishReason, GenerationRequest, TokenDelta
 from contracts.sampling import SamplingParams
 from contracts.ticket import AbortRequest, ReserveRequest, Ticket
 from contracts.worker import WorkerRef
+from decode_service.outputs import RouterSession
 from decode_service.pool import EnginePool
-from decode_service.session import RouterSession
 from decode_service.worker import AnswerConfig, DecodeWorker
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -48,7 +48,7 @@ class Bench:
         """Everything until the session ends by itself."""
         session = session or self.session
         self.desk.finish_session(session)
-        return [delta async for batch in session.batches() for delta in batch]
+        return [delta async for batch in session.items() for delta in batch]
 
     async def idle(self) -> bool:
         def look(engine: Engine) -> bool:

@@ -12,8 +12,8 @@ from contracts.pb.diptych.v1 import prefill_pb2, types_pb2
 from contracts.wire import request_to_pb
 from contracts.wire_prefill import target_to_pb
 from prefill_service.carried import Carried
-from prefill_service.session import PrefillSession
 from tests.prefill_sessions import OURS_PB, Worker, handed_off, request, settle, target, tokens
+from worker.outbox import Outbox
 
 
 class Session:
@@ -21,14 +21,14 @@ class Session:
 
     def __init__(self, limit: int = 1000) -> None:
         self.worker = Worker()
-        self.outbox = PrefillSession(limit)
+        self.outbox = Outbox("session", limit)
         self.carried = Carried(self.worker, self.outbox)
         self.read: list[tuple[str, str]] = []
         self.ends: dict[str, types_pb2.Error | None] = {}
         self.reading = asyncio.ensure_future(self._read())
 
     async def _read(self):
-        async for events in self.outbox.batches():
+        async for events in self.outbox.batches(1_000_000):
             for event in events:
                 self.read.append((event.request_id, event.WhichOneof("event")))
                 if event.HasField("ended"):
@@ -188,12 +188,12 @@ async def test_it_ends_with_the_last_run_once_nothing_new_comes(why):
 async def test_a_session_with_a_worker_that_has_drained_ends_with_its_first_refusal():
     worker = Worker()
     worker.drained.set_result(None)
-    outbox = PrefillSession()
+    outbox = Outbox("session", 1000)
     carried = Carried(worker, outbox)
     message = prefill_pb2.PrefillRun(request=request_to_pb(request("a")), target=target_to_pb(target("h")))
     worker.say("a", Draining("p is about to stop"))
     carried.obey(prefill_pb2.PrefillCommand(prefill=OURS_PB, run=message))
-    (events,) = [events async for events in outbox.batches()]
+    (events,) = [events async for events in outbox.batches(1_000_000)]
     assert [event.ended.error.draining for event in events] == [True]
     await carried.close()
 
@@ -204,19 +204,6 @@ async def test_a_router_that_does_not_read_costs_bounded_memory_and_loses_its_se
         on.run("a")
         on.worker.say("a", *[tokens("a")] * 1000)
         await settle()
-        assert len(on.outbox._outbox) <= 10
+        assert len(on.outbox._unread) <= 10
         with pytest.raises(Overloaded, match="were not read"):
-            _ = [events async for events in on.outbox.batches()]
-
-
-async def test_a_batch_is_no_larger_than_a_message_may_be():
-    outbox = PrefillSession()
-    for index in range(40):
-        event = prefill_pb2.PrefillEvent(request_id=str(index))
-        event.tokens.request_id = "x" * 500_000
-        outbox.put(event)
-    outbox.end()
-    batches = [events async for events in outbox.batches()]
-    assert [event.request_id for events in batches for event in events] == [str(index) for index in range(40)]
-    assert max(sum(event.ByteSize() for event in events) for events in batches) <= 8 * 1024 * 1024
-    assert len(batches) < 5
+            _ = [events async for events in on.outbox.batches(1_000_000)]
