@@ -137,6 +137,8 @@ class _RouterSeries:
         self._requests = counter(registry, names.REQUESTS)
         self.failed_attempts = counter(registry, names.FAILED_ATTEMPTS)
         self.drained_attempts = counter(registry, names.DRAINED_ATTEMPTS)
+        for when in ("before_first_token", "mid_answer"):
+            self.drained_attempts.labels(when)
         self.retries = counter(registry, names.RETRIES)
         self.migrations = counter(registry, names.MIGRATIONS)
         for cause in ("drain", "failure"):

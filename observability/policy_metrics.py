@@ -50,6 +50,10 @@ class PolicyMetrics:
             self._blocks.labels(pool).set_function(partial(num_blocks, pool))
             self._followed.labels(pool).set_function(partial(num_followed, pool))
 
+    def chosen_by(self, pool: str, policy: str) -> None:
+        """This policy chooses for this pool; it has not failed yet."""
+        self._faults.labels(pool, policy)
+
     def fault(self, pool: str, policy: str) -> None:
         """A policy failed for one request."""
         self._faults.labels(pool, policy).inc()

@@ -39,6 +39,11 @@ class ResilienceMetrics:
         """A breaker of this pool is not closed any more: `failures` here, or `warned` by another router."""
         self._openings.labels(pool, cause).inc()
 
+    def watch_tasks(self, tasks: Iterable[str]) -> None:
+        """These run; none has died yet: what has a series before its first time is seen by increase()."""
+        for name in tasks:
+            self._restarts.labels(name)
+
     def task_restarted(self, name: str) -> None:
         """A task of the router died and was started again."""
         self._restarts.labels(name).inc()

@@ -138,6 +138,7 @@ class RouterServer:
             news = BreakerNews(self._membership.link, self._clock, new_id(), self._breakers.warn, keep_s)
             self._breakers.on_trip.append(news.tripped)
             upkeep["breaker news"] = news.run
+        self._resilience.watch_tasks(upkeep)
         restarted = self._resilience.task_restarted
         self._tasks = [_watched(name, kept_up(name, make, self._clock, restarted)) for name, make in upkeep.items()]
         config = self._config

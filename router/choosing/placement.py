@@ -41,6 +41,8 @@ class Placement:
             )
             for kind, name in names.items()
         }
+        for kind, name in names.items():
+            metrics.chosen_by(kind.value, name)
         metrics.watch(self._num_blocks, self._num_followed)
 
     def chooser(self, pools: Pools, book: PairBook, registry: Registry) -> Chooser:
