@@ -9,6 +9,7 @@ how answers are made, or the forms that they are sent in.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,6 +22,7 @@ from starlette.routing import Route
 
 from contracts.errors import DiptychError, InternalError
 from dashboard.files import EVENTS_PATH, PAGE_PATHS
+from observability.exposition import Exposition
 from observability.metrics import RouterMetrics
 from router.admission.deadlines import wanted_timeout_s
 from router.choosing.sessions import HEADER, session_of
@@ -198,9 +200,11 @@ async def _version(request: Incoming, request_id: str) -> Response:
 
 
 def _showing(metrics: RouterMetrics) -> Callable[[Incoming, str], Awaitable[Response]]:
+    exposition = Exposition(metrics.registry, time.monotonic, asyncio.sleep)
+
     async def show(request: Incoming, request_id: str) -> Response:
         del request, request_id
-        return Response(metrics.render(), media_type="text/plain; version=0.0.4")
+        return Response(await exposition.text(), media_type="text/plain; version=0.0.4")
 
     return show
 

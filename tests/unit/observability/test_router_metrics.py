@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, fields, replace
 
+from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from observability.labels import FINISHED_REASON, SLO_SHARE
@@ -28,7 +29,7 @@ SAMPLE = RequestSample(
 
 
 def families(metrics):
-    return list(text_string_to_metric_families(metrics.render().decode()))
+    return list(text_string_to_metric_families(generate_latest(metrics.registry).decode()))
 
 
 def value(metrics, name, **labels):
