@@ -53,12 +53,13 @@ def sparkline(values: Sequence[float | None]) -> str:
 
 
 def shown_ms(value: float | None) -> str:
-    """Milliseconds, or seconds where there are many; a dash for none."""
+    """Milliseconds, or seconds where there are many, as the page writes them; a dash for none."""
     if value is None:
         return "–"
     if value >= 1000:
         return f"{value / 1000:.2f} s"
-    return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms"
+    digits = 0 if value >= 100 or value == 0 else 1 if value >= 1 else 2
+    return f"{value:.{digits}f} ms"
 
 
 def plain(said: str) -> str:
@@ -166,7 +167,7 @@ class Screen:
         finished, good = sum(w.finished for w in lately), sum(w.good for w in lately)
         judged = finished - sum(w.excused for w in lately)
         table.add_row("tokens/s", f"{sum(w.tokens for w in lately) / seconds:.0f}", "", "", "", _line(drawn))
-        kept = f"{good / judged:.0%} within limits" if judged else "–"
+        kept = f"{good * 100 // judged}% within limits" if judged else "–"  # all is 100 %, and nothing less
         table.add_row(
             "requests/s",
             f"{finished / seconds:.1f}",

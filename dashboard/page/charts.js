@@ -44,7 +44,7 @@ export class Charts {
   build(root, chart) {
     const limit = make("span", { class: "slo" });
     const empty = make("span", { class: "empty" }, "nothing in five minutes");
-    const box = make("div", { class: "plot", role: "img", "aria-label": `${chart.title} over the last five minutes` });
+    const box = make("div", { class: "plot", role: "img" });
     root.append(make("figure", { class: "card", id: `chart-${chart.id}` }, make("figcaption", {}, make("b", {}, chart.title), empty, limit), box));
     return { chart, empty, limit, box, plot: null };
   }
@@ -114,8 +114,18 @@ export class Charts {
       const limit = this.limits[part.chart.limit];
       part.limit.textContent = limit === undefined ? "" : `limit ${duration(limit)}${this.far(part.chart) ? ", far above ↑" : ""}`;
       part.empty.hidden = this.top(part.chart) > 0;
-      if (part.plot.cursor.idx == null) part.plot.setLegend({ idx: this.windows.length - 1 }); // nobody points: the newest
+      part.box.setAttribute("aria-label", this.told(part.chart)); // a picture for who does not see it
+      queueMicrotask(() => { // behind uPlot's own, which empties the legend of a chart that is new
+        if (part.plot?.cursor.idx == null) part.plot?.setLegend({ idx: this.windows.length - 1 }); // nobody points: the newest
+      });
     }
+  }
+
+  told(chart) {
+    const last = this.windows[this.windows.length - 1], limit = this.limits[chart.limit];
+    const values = last ? chart.lines.map((line) => [line.label, line.value(last)]).filter(([, value]) => value !== null) : [];
+    const now = [...values.map(([label, value]) => `${label} ${chart.unit(value)}`), ...(limit === undefined ? [] : [`limit ${duration(limit)}`])];
+    return `${chart.title} over the last five minutes${now.length ? `; now ${now.join(", ")}` : ""}`;
   }
 
   resize() {

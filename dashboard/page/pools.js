@@ -43,7 +43,7 @@ export class Pools {
 
   build(worker) {
     const parts = { state: make("span", { class: "pill" }), kv: make("i"), kvText: make("span"), load: make("i"), loadText: make("span"), facts: make("dl", { class: "facts" }) };
-    parts.root = make("article", { class: "worker card", "data-id": worker.id },
+    parts.root = make("article", { class: "worker card", "data-id": worker.id, "aria-label": worker.id },
       make("header", {}, make("b", {}, worker.id), parts.state),
       make("div", { class: "meter" }, make("span", {}, "KV"), make("span", { class: "track" }, parts.kv), parts.kvText),
       make("div", { class: "meter" }, make("span", {}, "batch"), make("span", { class: "track" }, parts.load), parts.loadText),

@@ -154,7 +154,14 @@ def test_a_sparkline_has_a_block_a_value(values):
 
 
 def test_times_are_written_short():
-    assert [shown_ms(v) for v in (None, 0.5, 99.94, 345.6, 1234.0)] == ["–", "0.5 ms", "99.9 ms", "346 ms", "1.23 s"]
+    assert [shown_ms(v) for v in (None, 0.0, 0.126, 99.94, 345.6, 1234.0)] == [
+        "–",
+        "0 ms",
+        "0.13 ms",
+        "99.9 ms",
+        "346 ms",
+        "1.23 s",
+    ]
 
 
 def test_who_is_not_there_is_one_line(capsys):
