@@ -1,9 +1,9 @@
 """A server of known delays, OpenAI over HTTP and ours over gRPC, in a process of its own, that notes when it really wrote.
 
-It answers `output_len` tokens, the first after FIRST_S, the others GAP_S apart. `time.monotonic` is one clock for the processes
-of a machine, so what a client measured can be held against what was written.
+A prompt is three numbers: its own, after how many microseconds its first token comes, and how many are between tokens.
+`time.monotonic` is one clock for the processes of a machine, so what a client measured can be held against what was written.
 
-    ports on stdout (one JSON line) ── … ── stdin closes ──▶ notes on stdout (one JSON line), end
+    ports on stdout (one JSON line) ──▶ a line on stdin: notes since the last one on stdout (one JSON line) ──▶ stdin closes: end
 """
 
 from __future__ import annotations
@@ -12,21 +12,36 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import grpc
 
 from contracts.pb.diptych.v1 import inference_pb2 as pb
 from contracts.pb.diptych.v1 import inference_pb2_grpc
 
-FIRST_S = 0.030
-GAP_S = 0.010
-NOTES: dict[str, dict[int, list[float]]] = {"openai": {}, "grpc": {}}  # by the number that a prompt begins with
+NOTES: dict[int, list[float]] = {}  # by the number that a prompt begins with
 
 
-async def _pace(number: int, begin_s: float) -> float:
-    """Wait for the time of a token; when it is written."""
-    await asyncio.sleep(max(0.0, begin_s + FIRST_S + number * GAP_S - time.monotonic()))
-    return time.monotonic()
+@dataclass(frozen=True)
+class Pace:
+    """Of one answer, in seconds."""
+
+    begin_s: float
+    first_s: float
+    gap_s: float
+
+    async def wait(self, place: int) -> float:
+        """For the time of a token; when it is written."""
+        due_s = self.begin_s + self.first_s + place * self.gap_s
+        await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+        return time.monotonic()
+
+
+def pace_of(asked: Sequence[str | int]) -> tuple[int, Pace]:
+    """The number of a prompt, and how its answer comes from now on."""
+    number, first_us, gap_us = (int(part) for part in asked)
+    return number, Pace(time.monotonic(), first_us / 1e6, gap_us / 1e6)
 
 
 async def _read_request(reader: asyncio.StreamReader) -> dict[str, object]:
@@ -39,17 +54,18 @@ async def answer_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     try:
         while True:
             body = await _read_request(reader)
-            begin_s, count = time.monotonic(), int(str(body["max_tokens"]))
+            count = int(str(body["max_tokens"]))
             asked = body["messages"][0]["content"].split() if "messages" in body else body["prompt"]  # type: ignore[index]
+            number, pace = pace_of(asked)  # type: ignore[arg-type]
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
             times = []
-            for number in range(count):
-                at_s = await _pace(number, begin_s)
+            for place in range(count):
+                at_s = await pace.wait(place)
                 _chunk(writer, {"choices": [{"text": "x", "delta": {"content": "x"}}]})
                 times.append(at_s)
             _chunk(writer, {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": count}})
             writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
-            NOTES["openai"][int(asked[0])] = times
+            NOTES[number] = times
             await writer.drain()
     except asyncio.IncompleteReadError:
         writer.close()
@@ -62,12 +78,13 @@ def _chunk(writer: asyncio.StreamWriter, event: dict[str, object]) -> None:
 
 class Inference(inference_pb2_grpc.InferenceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
-        begin_s, times = time.monotonic(), []
-        for number in range(request.sampling.max_tokens):
-            times.append(await _pace(number, begin_s))
+        times: list[float] = []
+        number, pace = pace_of(request.token_ids.ids)
+        for place in range(request.sampling.max_tokens):
+            times.append(await pace.wait(place))
             await context.write(pb.GenerateResponse(text="x", token_ids=[300]))
         await context.write(pb.GenerateResponse(usage=pb.Usage(prompt_tokens=5)))
-        NOTES["grpc"][request.token_ids.ids[0]] = times
+        NOTES[number] = times
 
 
 async def main() -> None:
@@ -77,8 +94,9 @@ async def main() -> None:
     port = ours.add_insecure_port("127.0.0.1:0")
     await ours.start()
     print(json.dumps({"openai": server.sockets[0].getsockname()[1], "grpc": port}), flush=True)
-    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
-    print(json.dumps(NOTES), flush=True)
+    while await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline):
+        print(json.dumps(NOTES), flush=True)
+        NOTES.clear()
     await ours.stop(None)
 
 

@@ -13,7 +13,6 @@ from bench.serving.serve import DataConfig, ServeConfig, requests_maker, serve
 from bench.serving.synthetic import Shape
 from tests.unit.bench.serving.test_drive import StubTarget
 
-
 FOUR = Shape(num_prompts=4, input_len=6, output_len=2)
 
 
