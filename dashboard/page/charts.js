@@ -15,6 +15,7 @@ const CHARTS = [
       { label: "tokens/s", color: "--line-b", value: (w) => w.tokens ?? 0 },
       { label: "goodput, requests/s", color: "--line-a", value: (w) => w.good ?? 0, scale: "r", fill: true },
       { label: "all requests/s", color: "--line-c", value: (w) => w.finished ?? 0, scale: "r", dash: [3, 3] },
+      { label: "failed/s", color: "--slo", value: (w) => w.failed ?? 0, scale: "r" },
     ],
   },
 ];

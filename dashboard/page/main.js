@@ -121,7 +121,7 @@ function pause() {
 function dress(theme) {
   if (theme === "auto") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = theme;
-  $("theme").textContent = theme[0].toUpperCase() + theme.slice(1);
+  $("theme").textContent = `Theme: ${theme}`;
   charts?.recolour();
 }
 

@@ -34,6 +34,7 @@ export class Requests {
     list.addEventListener("pointerleave", () => { this.pointed = false; });
     held.addEventListener("click", () => this.draw());
     this.lists = { recent: [], slowest: [], failed: [] };
+    this.limits = {}; // in ms
     this.shown = "recent";
     this.chosen = null;
     for (const [id, name] of STAGES) if (id !== "second_unexplained") legend.append(make("span", {}, make("i", { class: `s-${id}` }), name));
@@ -44,6 +45,7 @@ export class Requests {
   }
 
   begin(said) {
+    this.limits = said.limits ?? {};
     this.lists = { recent: said.requests ?? [], slowest: said.slowest ?? [], failed: said.failed ?? [] };
   }
 
@@ -153,7 +155,7 @@ export class Requests {
       make("header", {}, make("h2", { id: "story-title" }, request.id), make("button", { type: "button", "aria-label": "Close (Esc)", onclick: () => this.close() }, "✕")),
       make("p", { class: "lead" }, sentence(request)),
       make("div", { class: "stages" }, ...lines),
-      make("dl", {}, ...facts(request).flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)])),
+      make("dl", {}, ...facts(request, this.limits).flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)])),
     ];
   }
 }
@@ -164,10 +166,18 @@ function sentence(request) {
   return `${way[0].toUpperCase()}${way.slice(1)}. First token after ${duration(request.ttft)}, the last after ${duration(request.e2e)}.`;
 }
 
-function facts(request) {
+// Which limits it was over, as the router judged it; nothing where it was not.
+function missed(request, limits) {
+  if (!request.ok || request.good) return "";
+  const times = [["first token", request.ttft, limits.ttft], ["between tokens", request.gap, limits.itl], ["the whole", request.e2e, limits.e2e]];
+  const over = times.filter(([, took, limit]) => took !== undefined && limit !== undefined && took > limit);
+  return `, over a limit: ${over.map(([name, took, limit]) => `${name} ${duration(took)} of ${duration(limit)}`).join(", ")}`;
+}
+
+function facts(request, limits) {
   const { handoff, decision } = request;
   const found = [
-    ["Ended", `${clock(request.t)}, ${request.outcome}${request.ok && !request.good ? ", over a limit" : ""}`],
+    ["Ended", `${clock(request.t)}, ${request.outcome}${missed(request, limits)}`],
     ["Prompt", `${count(request.prompt_tokens ?? 0)} tokens, ${count(request.cached_tokens ?? 0)} of them cached`],
     ["Answer", `${count(request.output_tokens ?? 0)} tokens${request.gap === undefined ? "" : `, one each ${duration(request.gap)}`}`],
     ["Unexplained", `${duration(request.unexplained ?? 0)} of ${duration(request.ttft)}${request.second === undefined ? "" : `; of the ${duration(request.second)} to the second token, ${duration(request.second_unexplained ?? 0)}`}`],

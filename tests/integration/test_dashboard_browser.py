@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -10,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from dashboard.files import PAGE
+from dashboard.slo import SloConfig
 from router.config import AccessConfig
 from router.keys import hash_of, new_key
 from rpc.server import ServerConfig
@@ -76,7 +78,7 @@ async def test_it_loads_moves_under_load_and_sees_a_killed_worker(browser, tmp_p
 
 
 async def test_hands_on_the_keyboard_alone(browser, tmp_path):
-    async with running_router(router_config(tmp_path)) as running:
+    async with running_router(router_config(tmp_path, slo=SloConfig(ttft_s=1e-5))) as running:
         await running.cluster.pools(1, 1)
         await ask(running, 3)
         await ask(running, 1, max_tokens=100_000)  # refused
@@ -99,6 +101,7 @@ async def test_hands_on_the_keyboard_alone(browser, tmp_path):
             story = await page.inner_text("#story")
             assert "prefill queue" in story
             assert "Read by p0, written by d0" in story
+            assert re.search(r"over a limit: first token [\d.]+ m?s of 0.01 ms$", story, re.M)
             await page.keyboard.press("Escape")
             assert await page.locator("#story").is_hidden()
             assert await page.evaluate("document.activeElement.dataset.n") == number
