@@ -10,7 +10,6 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry
 
 from observability import names
-from observability.labels import SHED_REASONS
 from observability.series import counter, gauge
 
 
@@ -22,8 +21,6 @@ class AdmissionSeries:
         self._shed = counter(registry, names.SHED_REQUESTS)
         self._limited = counter(registry, names.RATE_LIMITED)
         self._local = counter(registry, names.LOCAL_LIMITS)
-        for reason in SHED_REASONS:
-            self._shed.labels(reason)
 
     def watch_queue(self, tokens: Callable[[], float], wait_s: Callable[[], float]) -> None:
         """Ask at each scrape for how many tokens wait, and how long the queue needs to empty."""

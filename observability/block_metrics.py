@@ -8,11 +8,8 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from observability import names
+from observability.buckets import LIFE_BUCKETS
 from observability.series import OneEngine
-
-LIFE_BUCKETS = (
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600
-)  # fmt: skip
 
 
 class BlockMetrics:

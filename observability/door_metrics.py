@@ -9,16 +9,12 @@ from prometheus_client import CollectorRegistry
 from observability import names
 from observability.series import counter, gauge
 
-DOORS = ("http", "grpc")
-
 
 class DoorMetrics:
     """Counts in the `registry` that it is given; asks `expires_at` at each scrape."""
 
     def __init__(self, registry: CollectorRegistry, expires_at: Callable[[], float]) -> None:
         self._refusals = counter(registry, names.KEY_REFUSALS)
-        for door in DOORS:
-            self._refusals.labels(door)
         gauge(registry, names.CERTIFICATE_EXPIRES).set_function(expires_at)
 
     def refused(self, door: str) -> None:

@@ -12,15 +12,11 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from observability import names
-from observability.labels import CONNECTORS, ENDINGS, LEASE_STATES, LOSSES, RESERVATIONS
+from observability.buckets import BYTES_BUCKETS, NIXL_TIME_BUCKETS, SPEED_BUCKETS, STAGE_BUCKETS, WRITES_BUCKETS
+from observability.labels import CONNECTORS, LEASE_STATES
 from observability.metric import Metric
 from observability.series import counted, counter, gauge_family
 from observability.stages import HandoffStats
-
-TRANSFER_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-SPEED_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 15, 20, 30, 50, 100)
-BYTES_BUCKETS = tuple(float(2**power) for power in range(12, 38, 2))
-WRITES_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
 class SenderMetrics:
@@ -30,15 +26,13 @@ class SenderMetrics:
         labels = (model_name, "prefill")
         self._registry = registry
         self._endings = counter(registry, names.TRANSFERS)
-        for ending in ENDINGS:
-            self._endings.labels(ending)
         self._failed = counter(registry, names.V_NIXL_FAILED).labels(*labels)
         self._untold = counter(registry, names.V_NIXL_UNTOLD).labels(*labels)
         self._bytes = counter(registry, names.SENT_BYTES)
-        self._busy = counted(registry, TRANSFER_BUCKETS, (names.TRANSFER_BUSY,), ())
-        self._exposed = counted(registry, TRANSFER_BUCKETS, (names.TRANSFER_EXPOSED,), ()).series()
+        self._busy = counted(registry, STAGE_BUCKETS, (names.TRANSFER_BUSY,), ())
+        self._exposed = counted(registry, STAGE_BUCKETS, (names.TRANSFER_EXPOSED,), ()).series()
         self._speed = counted(registry, SPEED_BUCKETS, (names.TRANSFER_SPEED,), ())
-        self._time = counted(registry, TRANSFER_BUCKETS, (names.V_NIXL_TIME,), labels).series()
+        self._time = counted(registry, NIXL_TIME_BUCKETS, (names.V_NIXL_TIME,), labels).series()
         self._sizes = counted(registry, BYTES_BUCKETS, (names.V_NIXL_BYTES,), labels).series()
         self._writes = counted(registry, WRITES_BUCKETS, (names.V_NIXL_DESCRIPTORS,), labels).series()
 
@@ -80,12 +74,8 @@ class ReceiverMetrics:
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
         self._registry = registry
         self._reservations = counter(registry, names.RESERVATIONS)
-        for outcome in RESERVATIONS:
-            self._reservations.labels(outcome)
         self._adopted = counter(registry, names.ADOPTED)
         self._losses = counter(registry, names.LEASES_EXPIRED)
-        for reason in LOSSES:
-            self._losses.labels(reason)
         self._expired = counter(registry, names.V_NIXL_EXPIRED).labels(model_name, "decode")
         self._mismatches = counter(registry, names.DIGEST_MISMATCHES)
 

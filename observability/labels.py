@@ -13,11 +13,15 @@ from observability.stages import GAP_STAGES, TTFT_STAGES
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """One. `values` are all that it may have; where there are none it is open, and `why` says what bounds it."""
+    """One. `values` are all that it may have; where there are none it is open, and `why` says what bounds it.
+
+    `whole`: counters have a series for each from the start, since rate() does not see what brings a series with it.
+    """
 
     name: str
     values: tuple[str, ...] = ()
     why: str = ""
+    whole: bool = False
 
 
 CONNECTORS = ("shm", "tcp", "local", "nixl", "other")
@@ -51,36 +55,36 @@ STAGES = (
 MODEL = Label("model_name", why="one for each process")
 ENGINE = Label("engine", ("0", *POOLS))
 WORKER = Label("worker_id", why="workers that the router knows; one that has gone leaves no series")
-POOL = Label("pool", POOLS)
+POOL = Label("pool", POOLS, whole=True)
 ROUTE = Label("route", ("disaggregated", "colocated", "none"))
 PATH = Label("path", ("disaggregated", "colocated"))
 CONNECTOR = Label("connector", CONNECTORS)
 CODE = Label("code", ERROR_CODES)
 STAGE = Label("stage", STAGES)
-DOOR = Label("door", ("http", "grpc"))
-KIND = Label("kind", ("requests", "tokens"))
-TASK = Label("task", ("housekeeping", "canary", "dashboard", "breaker news"))
+DOOR = Label("door", ("http", "grpc"), whole=True)
+KIND = Label("kind", ("requests", "tokens"), whole=True)
+TASK = Label("task", ("housekeeping", "canary", "dashboard", "breaker news"), whole=True)
 METHOD = Label("method", why="methods that a service has; what is none is not counted")
 POLICY = Label("policy", why="the policies that are installed")
-WHEN = Label("when", ("before_first_token", "mid_answer"))
+WHEN = Label("when", ("before_first_token", "mid_answer"), whole=True)
 SOURCE = Label("source", ("local_compute", "local_cache_hit", "external_kv_transfer"))
 FINISHED_REASON = Label("finished_reason", ("stop", "length", "abort", "error"))
 
 OUTCOME = Label("outcome", ("stop", "length", *ERROR_CODES))
-CANARY_OUTCOME = Label("outcome", ("ok", "failed", "undecided"))
-TRANSFER_OUTCOME = Label("outcome", ENDINGS)
-RESERVATION_OUTCOME = Label("outcome", RESERVATIONS)
+CANARY_OUTCOME = Label("outcome", ("ok", "failed", "undecided"), whole=True)
+TRANSFER_OUTCOME = Label("outcome", ENDINGS, whole=True)
+RESERVATION_OUTCOME = Label("outcome", RESERVATIONS, whole=True)
 WORKER_STATE = Label("state", ("starting", "ready", "stalled", "draining", "gone"))
-BLOCK_STATE = Label("state", ("sent", "cached"))
+BLOCK_STATE = Label("state", ("sent", "cached"), whole=True)
 LEASE_STATE = Label("state", LEASE_STATES)
-SHED_REASON = Label("reason", SHED_REASONS)
-LOSS = Label("reason", LOSSES)
+SHED_REASON = Label("reason", SHED_REASONS, whole=True)
+LOSS = Label("reason", LOSSES, whole=True)
 DECISION_REASON = Label(
     "reason",
     ("request", "no_pair", "handoffs_failed", "always", "never", "above", "below", "cheaper", "explore"),
 )
-MIGRATION_CAUSE = Label("cause", ("failure", "drain"))
-BREAKER_CAUSE = Label("cause", ("failures", "warned"))
+MIGRATION_CAUSE = Label("cause", ("failure", "drain"), whole=True)
+BREAKER_CAUSE = Label("cause", ("failures", "warned"), whole=True)
 SLO_LIMIT = Label("slo", ("ttft", "itl", "e2e"))
 SLO_PROMISE = Label("slo", ("ttft", "itl", "e2e", "errors"))
 SLO_SHARE = Label("slo", ("ttft", "itl", "e2e", "errors", "all"))

@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter
-from prometheus_client.exposition import generate_latest
 
 from observability import names
+from observability.buckets import GAP_BUCKETS, REQUEST_BUCKETS, SPEED_BUCKETS, STAGE_BUCKETS, TTFT_BUCKETS
 from observability.histograms import CountedHistogram, Counts
 from observability.labels import CONNECTORS
 from observability.live import LiveCollector, PairSample
 from observability.metric import Metric
 from observability.process_metrics import watch_process
-from observability.router_aliases import REQUEST_BUCKETS, RouterAliases
+from observability.router_aliases import RouterAliases
 from observability.samples import RequestSample, WorkerSample
 from observability.series import counted, counter, gauge
 from observability.slo import Limits
@@ -26,11 +26,6 @@ from observability.slo_metrics import SloMetrics
 from observability.stages import HandoffStats, Spent
 
 __all__ = ["RequestSample", "RouterMetrics", "WorkerSample"]
-
-TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
-GAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 40)
-STAGE_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-SPEED_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 15, 20, 30, 50, 100)
 
 
 class RouterMetrics:
@@ -69,10 +64,6 @@ class RouterMetrics:
     def canary_ended(self, outcome: str) -> None:
         """One canary is over: ok, failed or undecided."""
         self._ours.canaries.labels(outcome).inc()
-
-    def render(self) -> bytes:
-        """The text exposition of now."""
-        return generate_latest(self.registry)
 
     def attempt_failed(self, code: str) -> None:
         """One attempt of a request failed; the request may still succeed."""
@@ -137,15 +128,9 @@ class _RouterSeries:
         self._requests = counter(registry, names.REQUESTS)
         self.failed_attempts = counter(registry, names.FAILED_ATTEMPTS)
         self.drained_attempts = counter(registry, names.DRAINED_ATTEMPTS)
-        for when in ("before_first_token", "mid_answer"):
-            self.drained_attempts.labels(when)
         self.retries = counter(registry, names.RETRIES)
         self.migrations = counter(registry, names.MIGRATIONS)
-        for cause in ("drain", "failure"):
-            self.migrations.labels(cause)
         self.canaries = counter(registry, names.CANARIES)
-        for outcome in ("ok", "failed", "undecided"):
-            self.canaries.labels(outcome)
         self.bad_pairs = gauge(registry, names.BAD_PAIRS)
         self._prompt = counter(registry, names.PROMPT_TOKENS)
         self._cached = counter(registry, names.CACHED_PROMPT_TOKENS)

@@ -12,9 +12,8 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter
 
 from observability import names
+from observability.labels import POOLS
 from observability.series import counter, gauge
-
-POOLS = ("prefill", "decode")
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,6 @@ class ResilienceMetrics:
     ) -> None:
         """`breakers` and `retries_refused` (so far) are asked at each scrape."""
         self._openings = counter(registry, names.BREAKER_OPENINGS)
-        for pool in ("prefill", "decode"):
-            for cause in ("failures", "warned"):
-                self._openings.labels(pool, cause)
         self._restarts = counter(registry, names.TASK_RESTARTS)
         self._refused = counter(registry, names.REFUSED_CALLS)
         registry.register(_Live(breakers, retries_refused))

@@ -8,13 +8,10 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from observability import names
+from observability.buckets import N_BUCKETS, REQUEST_BUCKETS, TOKEN_BUCKETS
 from observability.labels import FINISHED_REASON
 from observability.samples import RequestSample
 from observability.series import OneEngine, counter
-
-REQUEST_BUCKETS = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
-TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
-N_BUCKETS = (1, 2, 5, 10, 20, 50, 100)
 
 
 class RouterAliases:

@@ -5,6 +5,7 @@ Does not know what is counted.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,8 +19,12 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # when each series b
 
 
 def counter(registry: CollectorRegistry, metric: Metric) -> Counter:
-    """Counts up."""
-    return Counter(metric.name, metric.what, metric.labels, registry=registry)
+    """Counts up. Has all its series at once where all its labels are `whole`."""
+    made = Counter(metric.name, metric.what, metric.labels, registry=registry)
+    if metric.bounds and all(label.whole for label in metric.bounds):
+        for values in itertools.product(*(label.values for label in metric.bounds)):
+            made.labels(*values)
+    return made
 
 
 def gauge(registry: CollectorRegistry, metric: Metric) -> Gauge:

@@ -9,12 +9,10 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from observability import names
+from observability.buckets import REQUEST_BUCKETS, STEP_TOKEN_BUCKETS, TOKEN_BUCKETS
 from observability.labels import SOURCE
-from observability.router_aliases import REQUEST_BUCKETS, TOKEN_BUCKETS
 from observability.samples import EngineSample
 from observability.series import OneEngine, counter, gauge
-
-STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class WorkerAliases:

@@ -14,13 +14,12 @@ from prometheus_client.registry import Collector
 
 from observability import names
 from observability.block_metrics import BlockMetrics
+from observability.buckets import BATCH_BUCKETS, STEP_BUCKETS
 from observability.process_metrics import watch_process
 from observability.samples import EngineSample
 from observability.series import counter, counter_family, gauge, gauge_family, histogram
 from observability.worker_aliases import WorkerAliases
 
-STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 LOAD_GAUGES = (
     names.ENGINE_WAITING,
     names.ENGINE_RUNNING,

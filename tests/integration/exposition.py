@@ -7,11 +7,16 @@ from collections.abc import Collection, Mapping
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from observability.labels import ENGINE, MODEL
 from observability.metric import At, Kind, Metric
 from observability.names import ALL
 
 # Without a series until something has happened; all others are there from the start.
-LATE = {metric.name for metric in ALL if set(metric.labels) - {"model_name", "engine"}}
+LATE = {
+    metric.name
+    for metric in ALL
+    if not all(label.whole and metric.kind is Kind.COUNTER for label in metric.bounds if label not in (MODEL, ENGINE))
+}
 ONE_EACH = ("block_size", "num_gpu_blocks", "cache_dtype")  # label values of which a process has one
 _OF = {
     "router": {At.ALL, At.ROUTER},

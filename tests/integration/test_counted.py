@@ -26,6 +26,7 @@ BLOCKS_EACH = 5  # of each prompt
 FILLING = 12  # prompts
 LENGTH = BLOCKS_EACH * BLOCK
 WORKERS = {"prefill-0", "decode-0"}
+POLICIES = {"prefix_aware"}  # those that the router uses
 
 
 @dataclass
@@ -68,7 +69,7 @@ class Told:
         """What is wrong with what that process exports, or with `text` in its place."""
         scrape = Scrape(self.texts[pool] if text is None else text)
         ones = {"block_size": {str(BLOCK)}, "num_gpu_blocks": {str(BLOCKS)}, "cache_dtype": {"float32"}}
-        return faults(scrape, pool, {"model_name": {MODEL}, "worker_id": WORKERS, **ones})
+        return faults(scrape, pool, {"model_name": {MODEL}, "worker_id": WORKERS, "policy": POLICIES, **ones})
 
 
 async def asked(running, workers) -> Told:

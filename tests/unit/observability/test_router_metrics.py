@@ -5,11 +5,13 @@ from dataclasses import asdict, fields, replace
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from observability.handoff_metrics import SenderMetrics
 from observability.labels import FINISHED_REASON, SLO_SHARE
 from observability.metrics import RequestSample, RouterMetrics, WorkerSample
 from observability.slo import Limits
 from observability.slo_metrics import LAST
 from observability.stages import HandoffStats, StageTimes
+from observability.worker_metrics import WorkerMetrics
 
 WORKER = WorkerSample("d0", "decode", "ready", 7, 2, 1, 30, 0.5)
 SAMPLE = RequestSample(
@@ -166,3 +168,76 @@ def test_the_share_is_that_of_the_last_requests():
     for ttft_s in (0.5, *[0.3] * LAST):
         metrics.request_finished(replace(SAMPLE, ttft_s=ttft_s))
     assert value(metrics, "diptych_slo_attainment_ratio", slo="ttft") == 1.0
+
+
+def test_vllm_s_buckets_are_among_ours():
+    """So that series of both can be summed by `le`, where a fleet has both."""
+    ttft = (
+        0.001,
+        0.005,
+        0.01,
+        0.02,
+        0.04,
+        0.06,
+        0.08,
+        0.1,
+        0.25,
+        0.5,
+        0.75,
+        1,
+        2.5,
+        5,
+        7.5,
+        10,
+        20,
+        40,
+        80,
+        160,
+        640,
+        2560,
+    )
+    gap = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+    whole = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+    theirs = {
+        "time_to_first_token_seconds": ttft,
+        "inter_token_latency_seconds": gap,
+        "time_per_output_token_seconds": gap,
+        "request_time_per_output_token_seconds": gap,
+        "e2e_request_latency_seconds": whole,
+        "request_queue_time_seconds": whole,
+        "request_prefill_time_seconds": whole,
+        "request_decode_time_seconds": whole,
+        "request_inference_time_seconds": whole,
+        "request_params_n": (1, 2, 5, 10, 20),
+        "request_prompt_tokens": (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000),
+    }
+    seen = bounds(RouterMetrics("m", list, lambda: (0, 0)).registry)
+    worker = WorkerMetrics("m", "prefill")
+    SenderMetrics(worker.registry, "m")
+    theirs_too = {
+        "iteration_tokens_total": (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
+        "nixl_xfer_time_seconds": (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 5),
+        "nixl_bytes_transferred": tuple(2**power for power in range(11, 35, 2)),
+        "nixl_num_descriptors": (10, 20, 30, 50, 75, 100, 200, 400, 1000, 2000, 4000, 10000, 20000, 50000),
+    }
+    for wanted, there in ((theirs, seen), (theirs_too, bounds(worker.registry))):
+        for name, asked in wanted.items():
+            assert set(asked) <= there[f"vllm:{name}"], name
+
+
+def bounds(registry):
+    """Upper bounds of the buckets of each histogram."""
+    return {
+        family.name: {float(s.labels["le"]) for s in family.samples if "le" in s.labels}
+        for family in registry.collect()
+        if family.type == "histogram"
+    }
+
+
+def test_what_can_be_counted_is_there_at_zero_before_it_happens():
+    """rate() does not see what brings its series with it."""
+    metrics = RouterMetrics("m", list, lambda: (0, 0))
+    for name in ("drained_attempts", "migrations", "canary", "handoff_blocks"):
+        zeros = [s for f in families(metrics) for s in f.samples if s.name == f"diptych_{name}_total"]
+        assert len(zeros) > 1, name
+        assert {s.value for s in zeros} == {0.0}
