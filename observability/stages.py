@@ -3,16 +3,18 @@
     TTFT           = receive + admission + tokenise + route + retry + prefill_queue + prefill_compute + notify + emit + unexplained
     gap to token 2 = transfer (exposed) + commit + decode_queue + first_step + relay + recover + unexplained
 
-Workers report durations (seconds), never wall-clock instants: the router's clock is the only clock that is compared. `notify` is
-what the router waited for a first token beyond what its worker says that it took: the way there and back. `relay` is by how much
-longer the second token's way to the router was than the first's, and is below 0 where it was shorter: then so much of the stages
-before it went by while the first token was on its way. What workers did not tell is in neither, and stays unexplained.
+Both spans end where the client has the token: when it is written to its connection. Workers report durations (seconds), never
+wall-clock instants: the router's clock is the only clock that is compared. `notify` is what the router waited for a first token
+beyond what its worker says that it took: the way there and back. `relay` is by how much longer the second token's way to the
+client was than the first's. Where it was shorter, so much of the stages before went by while the first token was on its way:
+nobody felt that, and it is in no gap (`StageTimes.felt`). No stage is below 0; where workers say that they took more than there
+was, `unexplained` is. What they did not tell is in no stage either, and stays unexplained.
 Does not know requests, workers or metrics.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 TTFT_STAGES = (
     "receive",
@@ -89,6 +91,28 @@ class StageTimes:
         told_s = self.transfer_s + self.commit_s + self.decode_queue_s + self.first_step_s
         return told_s + self.relay_s + self.recover_s
 
+    def felt(self, gap_s: float) -> StageTimes:
+        """With the gap's stages, as workers told them, as they are in a gap of so many seconds. What it was longer is `relay`.
+
+        What it was shorter went by before it began, which can be no more than the first token's ways to the router and the
+        client took. If that is not all, the commit was shorter: half of what its round trip was nobody's work is a guess.
+        """
+        if self.recover_s:
+            return replace(self, recover_s=gap_s)
+        told_s = (self.transfer_s, self.commit_s, self.decode_queue_s, self.first_step_s)
+        beyond_s = gap_s - sum(told_s)
+        if beyond_s >= 0:
+            return replace(self, relay_s=beyond_s)
+        before_s, left_s = min(-beyond_s, self.notify_s + self.emit_s), []
+        guessed_s = -beyond_s - before_s
+        for stage_s in told_s:
+            cut_s = min(stage_s, before_s)
+            before_s -= cut_s
+            left_s.append(stage_s - cut_s)
+        transfer_s, commit_s, queue_s, step_s = left_s
+        commit_s = max(0.0, commit_s - guessed_s)
+        return replace(self, transfer_s=transfer_s, commit_s=commit_s, decode_queue_s=queue_s, first_step_s=step_s)
+
     def by_name(self) -> tuple[tuple[str, float], ...]:
         """All of them in their order, each with its name, which is that of its field without the unit."""
         return (
@@ -130,6 +154,10 @@ class Spent:
     def gap_unexplained_s(self) -> float | None:
         """The same of the gap."""
         return None if self.gap_s is None else self.gap_s - self.stages.gap_s
+
+    def by_field(self) -> dict[str, float]:
+        """The stages as users get them: seconds, each under its field's name."""
+        return {f"{name}_s": duration_s for name, duration_s in self.stages.by_name()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,9 +35,9 @@ from router.exchange import Ask, Piece, Prompt, TextPrompt, TokenPrompt, valid_t
 from router.grpc_chat import chat_prompt
 from router.key_door import AUTHORIZATION, authorization
 from router.keys import Doorkeeper
+from router.openai.account import stages_line
 from router.openai.ask import Envelope
 from router.openai.chat import ChatRules
-from router.openai.json import Json, render
 from router.service import Inference
 from router.text.model_card import ModelCard
 from router.workers.registry import OpenRegistry
@@ -87,7 +87,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                     yield piece_to_pb(ask.request_id, piece)
         except InvalidRequest as error:
             raise error.at(_path(error.field, request)) from error
-        context.set_trailing_metadata((("diptych-stages", _stages_json(*spent)),))
+        context.set_trailing_metadata((("diptych-stages", stages_line(*spent)),))
 
     def _envelope(self, request: pb.GenerateRequest, context: _GenerateContext, arrived: float) -> Envelope:
         """What comes around the message. Raises Unauthenticated."""
@@ -238,14 +238,6 @@ def _say_measured(message: pb.GenerateResponse, spent: Spent) -> None:
         message.ttft_s, message.ttft_unexplained_s = spent.ttft_s, spent.ttft_unexplained_s
     if spent.gap_s is not None and spent.gap_unexplained_s is not None:
         message.gap_s, message.gap_unexplained_s = spent.gap_s, spent.gap_unexplained_s
-
-
-def _stages_json(spent: Spent) -> bytes:
-    """Seconds by stage, and beside them what they add up to."""
-    said: dict[str, Json] = {f"{name}_s": duration_s for name, duration_s in spent.stages.by_name()}
-    said |= {"ttft_s": spent.ttft_s, "ttft_unexplained_s": spent.ttft_unexplained_s}
-    said |= {"gap_s": spent.gap_s, "gap_unexplained_s": spent.gap_unexplained_s}
-    return render(said)
 
 
 def _prompt_from_pb(message: pb.GenerateRequest, rules: ChatRules) -> Prompt:

@@ -29,19 +29,40 @@ Every metric of every process. A router serves them at `/metrics` of its HTTP po
 `_bucket`, `_sum` and `_count`; take `rate()` of these, never a quotient of sums since the start.
 
 **Where time goes.** `diptych_stage_seconds{stage}` has the stages of each request that succeeded, whose sum is what
-its client saw:
+its client saw. Both spans end when a token is written to its client's connection:
 
-* time to the first token = `receive` (its bytes coming) + `admission` + `tokenise` + `route` + `retry` (attempts that
-  failed before) + `prefill_queue` + `prefill_compute` + `notify` (the way to the worker and back) + `emit` +
-  `ttft_unexplained`
-* gap to the second token = `transfer` (after the prompt was computed) + `commit` + `decode_queue` + `first_step` +
-  `relay` (by how much longer the second token's way was than the first's) + `recover` (all of it, where another
-  attempt had to make the second token) + `gap_unexplained`
+To the first token:
 
-A stage that did not happen is not counted. What is below zero is counted by its size under another name, because a
-sum that can fall is no counter: `relay_ahead`, and `ttft_overexplained` and `gap_overexplained` where stages say more
-than was measured. One request's own stages are in its response (`"diptych": {"stages": true}`), and in the gRPC
-trailer `diptych-stages` ([ADR 0033](adr/0033-stages-that-add-up.md)).
+* `receive`: until the request is here and understood. Over HTTP from when the kernel got it, which it says in ticks of its
+  timer (of 1 to 4 ms; less than 8 ms count as nothing); over gRPC from when the router heard of it
+* `admission`: waiting to be let in
+* `tokenise`: from text to tokens
+* `route`: choosing workers and setting off
+* `retry`: attempts that failed before one made the first token
+* `prefill_queue`: at the worker, from its door until the first chunk begins
+* `prefill_compute`: from there until the first token is made
+* `notify`: what the router waited beyond these two. The way to the worker and back, with whatever is late on it: a
+  connection that is made, a network, a busy event loop of either process
+* `emit`: from hearing the token until it is written to the client, who may read slowly
+* `ttft_unexplained`: what is left, which workers did not tell
+
+From there to the second:
+
+* `transfer`: KV on its way after the prompt was computed, as far as the client felt it. What went by before it had the first
+  token is in no gap
+* `commit`: from the last byte until the decode worker gives the request to its engine
+* `decode_queue`: until the step that makes the second token begins
+* `first_step`: that step
+* `relay`: by how much longer the second token's way to the client was than the first's
+* `recover`: all of it, where another attempt had to make the second token
+* `gap_unexplained`: what is left, which workers did not tell
+
+A stage that did not happen is not counted, and none is below zero. Where workers say that they took more than there
+was, it is in `ttft_overexplained` or `gap_overexplained`: a sum that can fall is no counter. `exposed` is of a
+hand-off's bytes, not of a request: what of the transfer came after the last chunk was computed; a decision's regret is
+what the way taken did cost above what the other was predicted to. One request's own stages are in its response
+(`"diptych": {"stages": true}`, each as `NAME_s`), and in the gRPC trailer `diptych-stages`
+([ADR 0033](adr/0033-stages-that-add-up.md)).
 
 **vLLM's names** mean what they mean there. `engine` is `"0"` at a router, which counts users' requests once, and
 `"prefill"` or `"decode"` at workers, which count what passed their engine: a request that was handed off is in both, so

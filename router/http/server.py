@@ -24,6 +24,7 @@ from starlette.types import ASGIApp
 from contracts.errors import ConfigError
 from observability.log import get_logger
 from router.config import HttpConfig
+from router.http.arrival import waited_s
 from router.http.guests import Guest, Guests
 from router.http.protocol import BoundedHttp
 from router.http.tls import TlsListener
@@ -180,7 +181,7 @@ class _Connection(BoundedHttp):
     def on_message_begin(self) -> None:
         """The parser's: the first byte of a request."""
         super().on_message_begin()
-        self._visit = Visit()
+        self._visit = Visit(waited_s(self.transport))
         if self._arriving is None:
             self._await_request()
 

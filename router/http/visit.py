@@ -24,9 +24,9 @@ class Visit:
 
     __slots__ = ("_began", "_on_left", "gone", "whole")
 
-    def __init__(self) -> None:
-        """Its first byte has come just now."""
-        self._began = time.monotonic()
+    def __init__(self, waited_s: float = 0.0) -> None:
+        """Its first byte is read just now, and has waited for that so long."""
+        self._began = time.monotonic() - waited_s
         self.whole = False
         self.gone = False
         self._on_left: Callable[[], object] | None = None

@@ -7,7 +7,6 @@ Per token only the text and, when asked for, ids and log-probabilities are encod
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -15,6 +14,7 @@ from typing import Protocol
 
 from contracts.request import TokenLogprob
 from router.exchange import Ending, Piece, Usage
+from router.openai.account import diptych_json
 from router.openai.json import Json, event, listed, render
 from router.openai.logprobs import chat_logprobs, finite, paced, prompt_logprobs, token_text, top_with_chosen
 from router.text.tokenizer import Tokenizer
@@ -294,26 +294,6 @@ def usage_json(usage: Usage) -> dict[str, Json]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
-
-
-def diptych_json(ending: Ending) -> dict[str, Json]:
-    """Where the time of this answer went, and why it went this way; durations in seconds."""
-    spent = ending.spent
-    handoff: Json = None
-    if ending.handoff is not None:
-        handoff = {**dataclasses.asdict(ending.handoff), "gb_per_s": ending.handoff.gb_per_s}
-    decision: Json = None
-    if ending.decision is not None:
-        decision = {**dataclasses.asdict(ending.decision), "regret_s": ending.decision.regret_s}
-    return {
-        "route": ending.route.value,
-        "stages": {f"{name}_s": duration_s for name, duration_s in spent.stages.by_name()},
-        "ttft_s": spent.ttft_s,
-        "gap_s": spent.gap_s,
-        "unexplained_s": {"ttft": spent.ttft_unexplained_s, "gap": spent.gap_unexplained_s},
-        "handoff": handoff,
-        "decision": decision,
     }
 
 

@@ -52,7 +52,14 @@ class Times:
     tokenised: float | None = None
     first_heard: float | None = None
     first_given: float | None = None
+    second_given: float | None = None
     last_given: float | None = None
+
+    @property
+    def gap_s(self) -> float | None:
+        """Between giving the first token and the second, in seconds; None where there was no second."""
+        given = self.first_given, self.second_given
+        return None if given[0] is None or given[1] is None else given[1] - given[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +122,8 @@ class Answer:
                 if first:  # the front has written it when it asks for more
                     times.first_given = clock.now()
                     self.progress.stages = replace(self.progress.stages, emit_s=times.first_given - heard)
+                elif times.second_given is None and len(self.progress.heard_at) > 1:
+                    times.second_given = clock.now()
                 if ending is not None:
                     return
 
@@ -134,13 +143,16 @@ class Answer:
 
     @property
     def spent(self) -> Spent:
-        """Where its time went so far. Of a first token that is being given, it is given now."""
-        times, stages = self.times, self.progress.timed
-        given = times.first_given
-        if given is None and times.first_heard is not None:
-            given = self._making.clock.now()
-            stages = replace(stages, emit_s=given - times.first_heard)
-        return Spent(stages, None if given is None else given - times.arrived, self.progress.gap_s)
+        """Where its time went so far. A token that is being given is given now."""
+        times, now = self.times, self._making.clock.now()
+        if times.first_heard is None:
+            return Spent(self.progress.stages)
+        first = now if times.first_given is None else times.first_given
+        second = now if times.second_given is None and len(self.progress.heard_at) > 1 else times.second_given
+        gap_s = None if second is None else second - first
+        if times.first_given is None:
+            self.progress.stages = replace(self.progress.stages, emit_s=first - times.first_heard)
+        return Spent(self.progress.timed(gap_s), first - times.arrived, gap_s)
 
 
 class Answers:

@@ -174,19 +174,11 @@ class Progress:
             self._told_of_gap["prefill"] = True
             self.stages = replace(self.stages, transfer_s=felt.transfer_s, commit_s=felt.commit_s)
 
-    @property
-    def gap_s(self) -> float | None:
-        """From hearing the first token to hearing the second; None before that."""
-        heard = self.heard_at
-        return heard[1] - heard[0] if len(heard) > 1 else None
-
-    @property
-    def timed(self) -> StageTimes:
-        """The stages, and, once all of the gap's are known, what is left of it: the tokens' ways to this router."""
-        stages, gap_s, told = self.stages, self.gap_s, self._told_of_gap
-        if gap_s is None or not told["decode"] or not (told["prefill"] or self._alone):
-            return stages
-        return replace(stages, relay_s=gap_s - stages.gap_s)
+    def timed(self, gap_s: float | None) -> StageTimes:
+        """The stages, those of the gap as they were felt in one of so many seconds, once all of them are known."""
+        told = self._told_of_gap
+        known = (told["decode"] and (told["prefill"] or self._alone)) or self.stages.recover_s > 0
+        return self.stages.felt(gap_s) if gap_s is not None and known else self.stages
 
     @property
     def _tells_gap(self) -> bool:
@@ -206,7 +198,7 @@ class Progress:
             self._heard_of, self._alone = len(self._departed_at), self.route is Route.COLOCATED
             queue_s, compute_s = told.prefill_queue_s, told.prefill_compute_s
             known = bool(self._departed_at) and delta.stages is not None
-            notify_s = now - self._departed_at[-1] - queue_s - compute_s if known else 0.0
+            notify_s = max(0.0, now - self._departed_at[-1] - queue_s - compute_s) if known else 0.0
             self.stages = replace(self.stages, prefill_queue_s=queue_s, prefill_compute_s=compute_s, notify_s=notify_s)
         elif len(self.heard_at) == 1:
             self.heard_at.append(self._clock.now())

@@ -2,7 +2,9 @@
 under load, and every process exports every metric that it is said to have.
 """
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -15,13 +17,13 @@ from contracts.pb.diptych.v1 import inference_pb2, inference_pb2_grpc
 from observability.stages import GAP_STAGES, TTFT_STAGES
 from tests.integration import measuring_client
 from tests.integration.exposition import Scrape, faults
-from tests.integration.measuring_client import MeasuringClient
+from tests.integration.measuring_client import MeasuringClient, Seen
 from tests.integration.test_up import until, up
 
 ROUTES = ("disaggregated", "colocated")
-ROUND = 20  # requests
-ROUNDS = 4
+ROUND = 60  # requests
 UNEXPLAINED_S = 1e-4
+UNREAD_S = 0.010  # two ticks of a kernel's timer, and 2 ms
 
 
 @pytest.fixture(scope="module")
@@ -38,20 +40,29 @@ def port(cluster):
 @pytest.fixture(scope="module")
 def loaded(port):
     """Streams that follow each other, from another process."""
-    process = subprocess.Popen([sys.executable, measuring_client.__file__, str(port), "2"])
+    process = subprocess.Popen([sys.executable, measuring_client.__file__, str(port), "load", "2"])
     yield
     assert process.poll() is None, "the load has ended"
     process.kill()
     process.wait()
 
 
+@pytest.fixture(scope="module")
+def prompt_router(cluster):
+    """The router, which runs before what else this machine does, where that is allowed: the load shall be the cluster's own."""
+    (router,) = [process for process in cluster.facts["processes"] if process["kind"] == "router"]
+    for thread in os.listdir(f"/proc/{router['pid']}/task"):
+        with contextlib.suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, int(thread), -10)
+
+
 def said(told, stages):
     return sum(told["stages"][f"{stage}_s"] for stage in stages)
 
 
-def near(measured_s, said_s):
+def near(measured_s, said_s, within_s=0.002):
     """Within 2 ms or 2 %."""
-    return abs(measured_s - said_s) <= max(0.002, 0.02 * measured_s)
+    return abs(measured_s - said_s) <= max(within_s, 0.02 * measured_s)
 
 
 def ask(client, route, turn):
@@ -60,30 +71,33 @@ def ask(client, route, turn):
 
 
 @pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.usefixtures("loaded")
+@pytest.mark.usefixtures("loaded", "prompt_router")
 def test_stages_add_up_to_what_a_client_measures(port, route):
-    """Of a round of requests at least half: where a machine has more to do than it can, a client waits for its own turn to look at
-    the clock, and that is in no stage. So a round that fails is asked again.
+    """Of TTFT fewer than of gaps: the kernel says in ticks for how long a request has waited to be read, so that up to two of
+    them are in no stage, where the router does not get its turn at once. More than that are missing in none.
     """
-    with MeasuringClient(port) as client:
-        for number in range(ROUNDS):
-            round_of = [ask(client, route, number * ROUND + turn) for turn in range(ROUND)]
-            for one in round_of:
-                told, rest = one.told, one.told["unexplained_s"]
-                assert told["route"] == route
-                assert said(told, TTFT_STAGES) + rest["ttft"] == pytest.approx(told["ttft_s"], abs=1e-9)
-                assert said(told, GAP_STAGES) + rest["gap"] == pytest.approx(told["gap_s"], abs=1e-9)
-                assert max(map(abs, rest.values())) < UNEXPLAINED_S, told
-            good_ttft = sum(near(one.ttft_s, said(one.told, TTFT_STAGES)) for one in round_of)
-            good_gap = sum(near(one.gap_s, said(one.told, GAP_STAGES)) for one in round_of)
-            if min(good_ttft, good_gap) >= ROUND / 2:
-                break
-        else:
-            pytest.fail(f"{good_ttft} and {good_gap} of {ROUND} add up")
-    # What has no clock of its own hides nothing: where nobody is in the way, the ways are short.
-    assert min(one.told["stages"]["notify_s"] for one in round_of) < 0.01
-    assert min(abs(one.told["stages"]["relay_s"]) for one in round_of) < 0.005
-    happened = {stage for one in round_of for stage in (*TTFT_STAGES, *GAP_STAGES) if one.told["stages"][f"{stage}_s"]}
+    asking = [sys.executable, measuring_client.__file__, str(port), "ask", route, str(ROUND)]
+    lines = subprocess.run(asking, capture_output=True, text=True, check=True, timeout=100).stdout.splitlines()
+    every = [Seen(**json.loads(line)) for line in lines]
+    assert len(every) == ROUND
+    for one in every:
+        told, rest = one.told, one.told["unexplained_s"]
+        assert told["route"] == route
+        assert min(told["stages"].values()) >= 0, told
+        assert said(told, TTFT_STAGES) + rest["ttft"] == pytest.approx(told["ttft_s"], abs=1e-9)
+        assert said(told, GAP_STAGES) + rest["gap"] == pytest.approx(told["gap_s"], abs=1e-9)
+        assert max(map(abs, rest.values())) < UNEXPLAINED_S, told
+    seen = [one for one in every if not one.late]
+    assert len(seen) > ROUND / 2, "the client itself came too late"
+    gaps = sum(near(one.gap_s, said(one.told, GAP_STAGES)) for one in seen)
+    firsts = sum(near(one.ttft_s, said(one.told, TTFT_STAGES)) for one in seen)
+    nearly = sum(near(one.ttft_s, said(one.told, TTFT_STAGES), UNREAD_S) for one in seen)
+    assert gaps >= 0.85 * len(seen), f"{gaps} of {len(seen)} gaps add up"
+    assert nearly >= 0.95 * len(seen), (
+        f"{nearly} of {len(seen)} first tokens add up but for what the kernel does not say"
+    )
+    assert firsts >= 0.67 * len(seen), f"{firsts} of {len(seen)} first tokens add up"
+    happened = {stage for one in every for stage in (*TTFT_STAGES, *GAP_STAGES) if one.told["stages"][f"{stage}_s"]}
     never = {"retry", "recover"} | ({"transfer", "commit"} if route == "colocated" else set())
     assert happened == {*TTFT_STAGES, *GAP_STAGES} - never
 
@@ -131,6 +145,7 @@ def test_every_process_has_the_metrics_that_are_its_with_bounded_labels_and_no_o
     assert {process["kind"] for process, _ in scrapes} == {"router", "prefill", "decode"}
     known = {
         "model_name": {cluster.facts["model"]},
+        "policy": {"prefix_aware"},
         "worker_id": {process["name"] for process, _ in scrapes if process["kind"] != "router"},
     }
     for process, scrape in scrapes:

@@ -24,7 +24,7 @@ from contracts.request import ErrorInfo, FinishReason, TokenDelta
 from contracts.sampling import SamplingParams
 from contracts.wire import error_info
 from contracts.worker import WorkerKind, WorkerRef
-from observability.stages import HandoffStats, StageTimes
+from observability.stages import HandoffStats, Spent, StageTimes
 from router.choosing.route import Route
 from router.config import RetryBudgetConfig, RetryConfig
 from router.serving.progress import Job, Progress, as_exception
@@ -110,12 +110,36 @@ async def test_the_gap_has_the_stages_of_the_hand_off_whatever_is_heard_first():
         books.accept(TokenDelta("h", 1, (6,), stages=DECODE))
         if not books_first:
             books.handed_off(FELT)
-        assert books.gap_s == 1.25
-        assert books.timed == replace(books.stages, relay_s=0.25)
-        assert books.timed.gap_s == books.gap_s
+        assert books.timed(None) == books.stages
+        assert books.timed(1.25) == replace(books.stages, relay_s=0.25)
         assert books.stages == replace(
             PREFILL, notify_s=0.75, transfer_s=0.5, commit_s=0.125, decode_queue_s=0.125, first_step_s=0.25
         )
+
+
+TOLD = StageTimes(notify_s=0.5, emit_s=0.25, transfer_s=1.0, commit_s=2.0, decode_queue_s=0.5, first_step_s=4.0)
+
+
+@pytest.mark.parametrize(
+    ("gap_s", "felt"),
+    [
+        (8.0, {"relay_s": 0.5}),
+        (7.25, {"transfer_s": 0.75}),  # a quarter of a second of it went by before the client had the first token
+        (6.5, {"transfer_s": 0.25, "commit_s": 1.75}),  # no more than that token's ways; the commit was guessed
+        (4.0, {"transfer_s": 0.25, "commit_s": 0.0}),  # they say more than there was
+    ],
+)
+def test_of_what_workers_tell_the_gap_has_what_was_felt_in_it(gap_s, felt):
+    assert TOLD.felt(gap_s) == replace(TOLD, **felt)
+    spent = Spent(TOLD.felt(gap_s), 1.0, gap_s)
+    assert spent.gap_unexplained_s == (-0.75 if gap_s == 4.0 else 0.0)
+
+
+async def test_a_worker_that_says_more_than_was_waited_for_makes_no_negative_way():
+    books, clock = progress()
+    await heard_first(books, clock, after_s=1.0)
+    assert books.stages == PREFILL
+    assert Spent(books.stages, ttft_s=1.0).ttft_unexplained_s == -0.25
 
 
 async def test_what_a_worker_did_not_tell_is_not_taken_for_a_way():
@@ -125,7 +149,7 @@ async def test_what_a_worker_did_not_tell_is_not_taken_for_a_way():
     books.accept(TokenDelta("a", 0, (5,)))
     await clock.advance(1.0)
     books.accept(TokenDelta("h", 1, (6,), stages=DECODE))
-    assert books.timed == replace(DECODE, prefill_queue_s=0.0)
+    assert books.timed(1.0) == replace(DECODE, prefill_queue_s=0.0)
 
 
 async def test_attempts_that_go_on_from_the_middle_add_nothing():
@@ -150,7 +174,7 @@ async def test_where_another_attempt_makes_the_second_token_the_gap_is_its_recov
     books.accept(TokenDelta("b", 1, (6,), stages=PREFILL))
     books.accept(TokenDelta("b", 2, (7,), stages=DECODE))
     assert books.stages == replace(PREFILL, notify_s=0.75, recover_s=4.0)
-    assert books.stages.gap_s == books.gap_s == 4.0
+    assert books.timed(4.5).gap_s == 4.5, "all of what its client felt"
     assert books.route is Route.COLOCATED
 
 

@@ -262,9 +262,9 @@ class StageTimes(google.protobuf.message.Message):
     prefill_compute_s: builtins.float
     """From the first chunk's start to the first token."""
     emit_s: builtins.float
-    """First token from the worker to the client's stream."""
+    """From hearing the first token until it is written to the client."""
     transfer_s: builtins.float
-    """Transfer time after the last chunk was computed, which the client can feel."""
+    """Transfer time after the last chunk was computed; in an answer what of it the client felt, who had the first token by then."""
     commit_s: builtins.float
     """From the last byte landed, through the commit's way, until the decode worker hands the continuation to its engine."""
     decode_queue_s: builtins.float
@@ -272,7 +272,7 @@ class StageTimes(google.protobuf.message.Message):
     first_step_s: builtins.float
     """The step that makes the second token."""
     receive_s: builtins.float
-    """The request's bytes, once they begin to come, until it is understood."""
+    """The request, from when its first bytes came (over HTTP: to the kernel, as far as it says so) until it is understood."""
     retry_s: builtins.float
     """Attempts that failed before one made the first token, with the pauses between them."""
     notify_s: builtins.float
@@ -280,7 +280,9 @@ class StageTimes(google.protobuf.message.Message):
     recover_s: builtins.float
     """The gap between the first and the second token, where another attempt had to make the second: all of it."""
     relay_s: builtins.float
-    """By how much longer the second token's way to the router was than the first's; below 0 where it was shorter."""
+    """By how much longer the second token's way to the client was than the first's; where it was shorter, what went by before
+    the client had the first token is in no stage.
+    """
     def __init__(
         self,
         *,
