@@ -20,6 +20,25 @@ SHARE = 0.2
 MOST_S = 2.0
 
 
+class Allowance:
+    """How much of the time may go into texts: `SHARE`, saved up to `MOST_S`."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._saved_s, self._counted_at = MOST_S, now()
+
+    def pause_s(self) -> float:
+        """How long to wait before the next."""
+        now = self._now()
+        self._saved_s = min(MOST_S, self._saved_s + (now - self._counted_at) * SHARE)
+        self._counted_at = now
+        return max(0.0, -self._saved_s / SHARE)
+
+    def spend(self, cost_s: float) -> None:
+        """One was made."""
+        self._saved_s -= cost_s
+
+
 class Exposition:
     """Of one registry. Used on one event loop."""
 
@@ -29,7 +48,7 @@ class Exposition:
         """`now` in seconds of the clock that `sleep` waits by."""
         self._registry = registry
         self._now, self._sleep = now, sleep
-        self._credit_s, self._counted_at = MOST_S, now()
+        self._allowance = Allowance(now)
         self._turn = asyncio.Lock()
         self._num_asked = self._num_served = 0
         self._text = b""
@@ -41,26 +60,20 @@ class Exposition:
         async with self._turn:
             if number <= self._num_served:  # by the one that waited before it
                 return self._text
-            await self._sleep(self._pause_s())
+            await self._sleep(self._allowance.pause_s())
             self._num_served = self._num_asked
             self._text = await self._made()
             return self._text
 
-    def _pause_s(self) -> float:
-        now = self._now()
-        self._credit_s = min(MOST_S, self._credit_s + (now - self._counted_at) * SHARE)
-        self._counted_at = now
-        return max(0.0, -self._credit_s / SHARE)
-
     async def _made(self) -> bytes:
         begun = self._now()
         families = list(self._registry.collect())
-        self._credit_s -= self._now() - begun
+        self._allowance.spend(self._now() - begun)
         parts = []
         for family in families:
             begun = self._now()
             parts.append(generate_latest(_Just(family)))
-            self._credit_s -= self._now() - begun
+            self._allowance.spend(self._now() - begun)
             await asyncio.sleep(0)
         return b"".join(parts)
 

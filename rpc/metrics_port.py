@@ -4,6 +4,7 @@
                      └── one too many: the oldest is left for it
 
 So whoever dribbles, or opens connections and says nothing, holds no more than `_CROWD` threads, and a scraper still gets in.
+Texts are made one after the other, for a share of the time only (`observability.exposition`): who asks more often waits.
 Plain HTTP: numbers without prompts, for an inner network. Does not know what is measured.
 """
 
@@ -13,7 +14,9 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIRequestHandler
 
 import prometheus_client
@@ -21,8 +24,12 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import ThreadingWSGIServer
 
 from contracts.errors import ConfigError
+from observability.exposition import Allowance
 from observability.log import get_logger
 from rpc.server import join_address
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 log = get_logger(__name__)
 _CROWD = 32
@@ -40,7 +47,7 @@ class MetricsPort:
         except OSError as error:
             said = f"cannot listen on {join_address(host, port)} for metrics: {error.strerror or error}"
             raise ConfigError(said) from error
-        self._server.set_app(prometheus_client.make_wsgi_app(registry))
+        self._server.set_app(_paced(prometheus_client.make_wsgi_app(registry)))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(_LOOK_S,), name="metrics", daemon=True)
         self._thread.start()
         self.port = int(self._server.server_address[1])
@@ -52,8 +59,26 @@ class MetricsPort:
         self._thread.join()
 
 
+def _paced(make: WSGIApplication) -> WSGIApplication:
+    allowance, turn = Allowance(time.monotonic), threading.Lock()
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        with turn:
+            time.sleep(allowance.pause_s())
+            begun = time.thread_time()  # what other threads do meanwhile is not its cost
+            text = make(environ, start_response)
+            allowance.spend(time.thread_time() - begun)
+        return text
+
+    return answer
+
+
 class _Server(ThreadingWSGIServer):
     """A thread for each connection, and the end of those that take too long or are too many."""
+
+    request_queue_size = (
+        256  # not socketserver's 5: whom the kernel drops, because others came at once, tries again a second later
+    )
 
     def __init__(self, family: int, where: tuple[str, int], stall_s: float) -> None:
         self.address_family = family

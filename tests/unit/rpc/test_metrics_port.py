@@ -2,13 +2,16 @@
 
 import socket
 import threading
+import time
 import urllib.request
 from contextlib import ExitStack, closing
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.registry import Collector
 
 from contracts.errors import ConfigError
+from observability.exposition import SHARE
 from rpc.metrics_port import MetricsPort
 
 
@@ -53,6 +56,34 @@ def test_a_crowd_that_says_nothing_holds_few_threads_and_keeps_no_scraper_out() 
             stack.enter_context(socket.create_connection(("127.0.0.1", metrics.port), 20))
         assert b"steps_total 1.0" in scraped(metrics.port)
         assert threading.active_count() - before < 60
+
+
+class Slow(Collector):
+    """Takes long to be asked; notes how often it was."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def collect(self) -> tuple[()]:
+        self.asked += 1
+        end = time.thread_time() + 0.03
+        while time.thread_time() < end:
+            pass
+        return ()
+
+
+def test_endless_scrapes_leave_the_rest_of_the_process_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("observability.exposition.MOST_S", 0.0)
+    registry, slow = CollectorRegistry(), Slow()
+    registry.register(slow)
+    slow.asked = 0
+    with closing(MetricsPort("127.0.0.1", 0, registry)) as metrics:
+        begun = time.monotonic()
+        for _ in range(4):
+            assert scraped(metrics.port) == b""
+        took_s = time.monotonic() - begun
+    assert slow.asked == 4
+    assert took_s > 3 * 0.03 / SHARE * 0.9
 
 
 def test_a_port_that_is_taken_is_named() -> None:
