@@ -60,7 +60,7 @@ def parse_limits(texts: Sequence[str]) -> Limits:
 
 
 def measure(run: LoadRun, limits: Limits = Limits(), percentiles: Sequence[float] = (90.0, 99.0)) -> JsonObject:
-    """The fields above. Of failed requests only the count and the errors are in it."""
+    """The fields above, None for a statistic of nothing. Of failed requests only the count and the errors are in it."""
     good = [outcome for outcome in run.outcomes if outcome.ok]
     took_s = max(run.duration_s, 1e-9)
     total_input = sum(outcome.prompt_len for outcome in good)
@@ -76,6 +76,7 @@ def measure(run: LoadRun, limits: Limits = Limits(), percentiles: Sequence[float
         "request_goodput": met / took_s if limits else None,
         "output_throughput": total_output / took_s,
         "total_token_throughput": (total_input + total_output) / took_s,
+        "max_output_tokens_per_s": busiest_second(good, run.begin_s),
         "max_concurrent_requests": most_at_once(good),
     }
     samples = {
@@ -100,6 +101,7 @@ def details(run: LoadRun) -> JsonObject:
         "itls": [[*outcome.itl_s] if outcome.ok else [] for outcome in every],
         "e2els": [outcome.e2el_s if outcome.ok else 0.0 for outcome in every],
         "start_times": [outcome.scheduled_s - run.begin_s for outcome in every],
+        "generated_texts": [outcome.answered.text if outcome.ok else "" for outcome in every],
         "errors": [outcome.error for outcome in every],
     }
 
@@ -115,16 +117,28 @@ def most_at_once(outcomes: Sequence[Outcome]) -> int:
     return most
 
 
+def busiest_second(outcomes: Sequence[Outcome], begin_s: float) -> float:
+    """The most tokens that came within one whole second from `begin_s`; an event has its share of its answer's tokens."""
+    if not outcomes:
+        return 0.0
+    seconds = [int(at_s - begin_s) for outcome in outcomes for at_s in outcome.answered.arrivals_s]
+    shares = [
+        outcome.output_len / len(outcome.answered.arrivals_s)
+        for outcome in outcomes
+        for _ in outcome.answered.arrivals_s
+    ]
+    return float(np.bincount(seconds, weights=shares).max())
+
+
 def percentile_name(q: float) -> str:
     """p99 of 99.0, p99.9 of 99.9."""
     return f"p{q:g}"
 
 
 def _summary(name: str, values_s: Sequence[float], percentiles: Sequence[float]) -> JsonObject:
-    values = np.asarray(values_s if len(values_s) else [0.0]) * 1e3
-    fields: JsonObject = {
-        f"mean_{name}_ms": float(values.mean()),
-        f"median_{name}_ms": float(np.median(values)),
-        f"std_{name}_ms": float(values.std()),
-    }
-    return fields | {f"{percentile_name(q)}_{name}_ms": float(np.percentile(values, q)) for q in percentiles}
+    names = [f"{start}_{name}_ms" for start in ("mean", "median", "std", *map(percentile_name, percentiles))]
+    if not values_s:
+        return dict.fromkeys(names)  # vLLM's tool says 0, as if it had been measured
+    values = np.asarray(values_s) * 1e3
+    found = (values.mean(), np.median(values), values.std(), *np.percentile(values, percentiles))
+    return {each: float(value) for each, value in zip(names, found, strict=True)}

@@ -33,7 +33,7 @@ img { max-width: 100%; background: #fff; }
 <p>Latencies count from the time at which a request should have been sent; ITL is between events that brought tokens.</p>
 <h2>Throughput</h2>
 <div class="wide"><table><tr><th>load</th><th>answered</th><th>failed</th><th>seconds</th>
-{%- for name in rates %}<th>{{ name }}</th>{% endfor %}</tr>
+{%- for title in rates.values() %}<th>{{ title }}</th>{% endfor %}</tr>
 {%- for name, fields in points %}
 <tr><td>{{ name }}</td><td>{{ fields.completed }}</td><td{% if fields.failed %} class="failed"{% endif %}>{{ fields.failed }}</td>
 <td>{{ shown(fields.duration) }}</td>
@@ -51,7 +51,12 @@ img { max-width: 100%; background: #fff; }
 {%- endfor %}
 </body></html>
 """
-_RATES = ("request_throughput", "request_goodput", "output_throughput", "total_token_throughput")
+_RATES = {
+    "request_throughput": "requests/s",
+    "request_goodput": "goodput, requests/s",
+    "output_throughput": "output tokens/s",
+    "total_token_throughput": "tokens/s",
+}
 
 
 def page(label: str, points: Sequence[tuple[Point, JsonObject]], pictures: Sequence[Path]) -> str:

@@ -5,10 +5,14 @@ Does not know how anything was measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from bench.serving.measures import METRICS, JsonObject
 from bench.serving.serve import Point
@@ -17,6 +21,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _INCHES = (9.0, 6.5)
+_RATES = {
+    "requests/s": {"answered": "request_throughput", "goodput": "request_goodput"},
+    "tokens/s": {"output": "output_throughput", "input and output": "total_token_throughput"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Across:
+    """Where points stand: numbers of a unit, or names where `unit` is empty."""
+
+    unit: str
+    places: Sequence[float] | Sequence[str]
 
 
 def draw(points: Sequence[tuple[Point, JsonObject]], folder: Path, say: Callable[[str], None]) -> list[Path]:
@@ -26,13 +42,19 @@ def draw(points: Sequence[tuple[Point, JsonObject]], folder: Path, say: Callable
         return []
     from matplotlib.figure import Figure
 
-    labels = [point.label for point, _ in points]
+    across = across_of([point for point, _ in points])
+    if across.unit:
+        points = [points[place] for place in np.argsort(across.places)]
+        across = Across(across.unit, sorted(across.places))
     latency = Figure(figsize=_INCHES, layout="constrained")
     for place, metric in enumerate(METRICS, 1):
-        _latency(latency.add_subplot(2, 2, place), metric, labels, points)
+        ends = f"_{metric}_ms"
+        lines = {name.removesuffix(ends): name for name in points[0][1] if name.endswith(ends) and name[:3] != "std"}
+        _plot(latency.add_subplot(2, 2, place), f"{metric.upper()}, ms", across, points, lines)
     through = Figure(figsize=(_INCHES[0], _INCHES[1] / 2), layout="constrained")
-    _bars(through.add_subplot(1, 2, 1), "requests/s", labels, points, ("request_throughput", "request_goodput"))
-    _bars(through.add_subplot(1, 2, 2), "tokens/s", labels, points, ("output_throughput", "total_token_throughput"))
+    for place, (unit, names) in enumerate(_RATES.items(), 1):
+        lines = {label: name for label, name in names.items() if points[0][1][name] is not None}
+        _plot(through.add_subplot(1, 2, place), unit, across, points, lines)
     paths = []
     for name, figure in (("latency.png", latency), ("throughput.png", through)):
         figure.savefig(folder / name)
@@ -40,31 +62,36 @@ def draw(points: Sequence[tuple[Point, JsonObject]], folder: Path, say: Callable
     return paths
 
 
-def _latency(axes: Axes, metric: str, labels: Sequence[str], points: Sequence[tuple[Point, JsonObject]]) -> None:
-    ends = f"_{metric}_ms"
-    names = [name for name in points[0][1] if name.endswith(ends) and not name.startswith("std")]
-    for name in names:
-        axes.plot(labels, _values(points, name), marker="o", label=name.removesuffix(ends))
-    _label(axes, f"{metric.upper()}, ms")
+def across_of(points: Sequence[Point]) -> Across:
+    """By the number that alone differs between the points, where there is one; else by their names."""
+    rates = [point.rate for point in points]
+    limits = [point.max_concurrency for point in points]
+    known_rates = [rate for rate in rates if rate is not None and math.isfinite(rate)]
+    known_limits = [float(limit) for limit in limits if limit is not None]
+    if len(points) > 1 and len(set(limits)) == 1 and len(known_rates) == len(points):
+        return Across("requests/s sent", known_rates)
+    if len(points) > 1 and len(set(rates)) == 1 and len(known_limits) == len(points):
+        return Across("requests at once", known_limits)
+    return Across("", [point.label for point in points])
 
 
-def _bars(
-    axes: Axes, unit: str, labels: Sequence[str], points: Sequence[tuple[Point, JsonObject]], names: Sequence[str]
+def _plot(
+    axes: Axes, title: str, across: Across, points: Sequence[tuple[Point, JsonObject]], lines: Mapping[str, str]
 ) -> None:
-    for name in names:
-        if points[0][1][name] is not None:
-            axes.plot(labels, _values(points, name), marker="o", label=name)
-    _label(axes, unit)
-
-
-def _label(axes: Axes, title: str) -> None:
+    """A line a field through numbers in order; through names, which have none, only marks."""
+    for label, name in lines.items():
+        axes.plot(
+            across.places, _values(points, name), marker="o", linestyle="-" if across.unit else "none", label=label
+        )
     axes.set_title(title)
     axes.set_ylim(bottom=0)
-    axes.tick_params(axis="x", rotation=30)
+    axes.set_xlabel(across.unit)
+    if not across.unit:
+        axes.set_xticks(range(len(across.places)), [str(place) for place in across.places], rotation=30, ha="right")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
 
 
 def _values(points: Sequence[tuple[Point, JsonObject]], name: str) -> list[float]:
     values = [fields[name] for _, fields in points]
-    return [float(value) if isinstance(value, int | float) else 0.0 for value in values]
+    return [float(value) if isinstance(value, int | float) else math.nan for value in values]

@@ -21,6 +21,7 @@ from bench.serving.serve import Point
 from contracts.errors import ConfigError
 
 _STEM_CHARS = 48  # a file's name may have 255 bytes
+LATE_MS = 2.0
 COLUMNS = ("mean", "median", "std")
 
 
@@ -51,12 +52,22 @@ def table(results: Results) -> str:
         if fields["failed"]:
             counts += f"; {fields['failed']} failed, one of them: {_first_error(fields)}"
         names = statistics_of(fields)
-        lines = [f"{results.label} {point.label}: {counts}", rates]
+        lines = [f"{results.label} {point.label}: {counts}", rates, *_late(point, fields)]
         lines.append("ms    " + "".join(f"{name:>11}" for name in names))
         for metric in METRICS:
             lines.append(f"{metric:<6}" + "".join(f"{number(fields[f'{name}_{metric}_ms']):>11}" for name in names))
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
+
+
+def _late(point: Point, fields: JsonObject) -> list[str]:
+    """A client that could not send in time measured itself; where a place had to be waited for it is meant to be late."""
+    lag_ms = fields["mean_send_lag_ms"]
+    if point.max_concurrency is not None or not isinstance(lag_ms, float) or lag_ms < LATE_MS:
+        return []
+    return [
+        f"the client was late: it sent requests {number(lag_ms)} ms after they were due, which is in what it measured"
+    ]
 
 
 def _first_error(fields: JsonObject) -> str:

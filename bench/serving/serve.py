@@ -86,7 +86,7 @@ class Point:
     @property
     def label(self) -> str:
         """As in a file's name: rate-4, concurrency-16, rate-trace."""
-        rate = "trace" if self.rate is None else f"{self.rate:g}"
+        rate = "trace" if self.rate is None else f"{self.rate:.12g}"
         limit = "" if self.max_concurrency is None else f"concurrency-{self.max_concurrency}"
         if limit and rate == "inf":
             return limit

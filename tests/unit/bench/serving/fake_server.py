@@ -20,6 +20,7 @@ import grpc
 from contracts.pb.diptych.v1 import inference_pb2 as pb
 from contracts.pb.diptych.v1 import inference_pb2_grpc
 
+WANTED = {"temperature": 0.0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
 NOTES: dict[int, list[float]] = {}  # by the number that a prompt begins with
 
 
@@ -57,6 +58,7 @@ async def answer_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
             count = int(str(body["max_tokens"]))
             asked = body["messages"][0]["content"].split() if "messages" in body else body["prompt"]  # type: ignore[index]
             number, pace = pace_of(asked)  # type: ignore[arg-type]
+            assert {key: body[key] for key in WANTED} == WANTED
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
             times = []
             for place in range(count):
@@ -80,6 +82,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
         times: list[float] = []
         number, pace = pace_of(request.token_ids.ids)
+        assert request.sampling.ignore_eos and request.sampling.temperature == 0
         for place in range(request.sampling.max_tokens):
             times.append(await pace.wait(place))
             await context.write(pb.GenerateResponse(text="x", token_ids=[300]))

@@ -201,11 +201,22 @@ def test_the_fields_are_those_of_vllm_by_name_and_meaning() -> None:
     assert (fields["output_throughput"], fields["total_token_throughput"]) == (2.0, 7.0)
     assert fields["request_goodput"] == 0.25  # the first took 500 ms to its first token
     assert fields["max_concurrent_requests"] == 1
+    assert fields["max_output_tokens_per_s"] == 5  # of the second answer, within the second second
     entries = details(run)
+    assert entries["output_lens"] == [3, 5, 0] and entries["generated_texts"] == ["", "", ""]
+    assert entries["e2els"] == pytest.approx([0.9, 0.9, 0.0]) and entries["itls"][2] == []  # type: ignore[index,call-overload]
     assert entries["errors"] == ["", "", "no"] and entries["input_lens"] == [10, 10, 10]
     for each in outcomes[:2]:
         assert each.ttft_s + sum(each.itl_s) == pytest.approx(each.e2el_s)
     assert measure(run)["request_goodput"] is None
+
+
+def test_a_statistic_of_nothing_is_none_and_not_a_perfect_zero() -> None:
+    fields = measure(LoadRun((outcome(0.0, 0.0, 0.5),), 0.0, 1.0), parse_limits(["tpot:1"]))
+    assert fields["mean_ttft_ms"] == 500 and fields["request_goodput"] == 1
+    assert {fields[name] for name in fields if name.endswith(("_tpot_ms", "_itl_ms"))} == {None}
+    nothing = measure(LoadRun((Outcome(0.0, 10, error="no"),), 0.0, 1.0))
+    assert nothing["p99_ttft_ms"] is None and nothing["max_output_tokens_per_s"] == 0
 
 
 @pytest.mark.parametrize("bad", ["ttft", "ttft:", "ttft:-1", "ttft:nan", "itl:5", "ttft:inf", ":3"])

@@ -20,6 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from bench.serving.drive import LoadPlan, LoadRun, drive
 from bench.serving.grpc_target import GrpcTarget
@@ -29,6 +30,7 @@ from bench.serving.requests import BenchRequest, Prompt, Target, Turn
 from tests.unit.bench.serving import fake_server
 
 MOST_ERROR_S = 0.002
+MOST_SENDING_S = 0.006  # a request's way to the server and what that takes to read it, which are no error
 ROUNDS = 8
 ROOT = Path(__file__).parents[4]
 PROTOCOLS = ("grpc", "completions", "chat")
@@ -83,6 +85,7 @@ class Load:
     def most_error_s(self) -> dict[str, float]:
         """Of each measure; of a mean of gaps as much less as it has gaps."""
         most_s = dict.fromkeys(("ttft", "e2el", "late"), MOST_ERROR_S)
+        most_s["sending"] = MOST_SENDING_S
         return most_s | {"itl": min(MOST_ERROR_S, self.gap_s), "tpot": MOST_ERROR_S / (self.tokens - 1)}
 
     def _prompt(self, number: int, protocol: str) -> Prompt:
@@ -102,21 +105,26 @@ LOADS = {
 
 @pytest.mark.parametrize("name", LOADS)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_what_is_measured_is_what_was_written(protocol: str, name: str, server: Server) -> None:
-    load, target = LOADS[name], server.target(protocol)
+def test_what_is_measured_is_what_was_written(protocol: str, name: str, server: Server) -> None:
+    load = LOADS[name]
     most_s = load.most_error_s()
     least = dict.fromkeys(most_s, math.inf)
+    for _ in range(ROUNDS):
+        run = uvloop.run(sent(load, protocol, server))  # the loop that `diptych bench serve` has
+        assert [outcome.error for outcome in run.outcomes] == [""] * load.requests
+        errors = errors_s(run, server.notes(load.requests), load)
+        least = {each: min(least[each], errors[each]) for each in errors}
+        if all(least[each] < most_s[each] for each in most_s):
+            return
+    pytest.fail(f"off by {least} s at least; must be below {most_s}")
+
+
+async def sent(load: Load, protocol: str, server: Server) -> LoadRun:
+    target = server.target(protocol)
     try:
-        for _ in range(ROUNDS):
-            run = await drive(load.asked(protocol), load.plan, target)
-            assert [outcome.error for outcome in run.outcomes] == [""] * load.requests
-            errors = errors_s(run, server.notes(load.requests), load)
-            least = {name: min(least[name], errors[name]) for name in errors}
-            if all(least[name] < most_s[name] for name in most_s):
-                return
+        return await drive(load.asked(protocol), load.plan, target)
     finally:
         await target.close()
-    pytest.fail(f"off by {least} s at least; must be below {most_s}")
 
 
 def errors_s(run: LoadRun, written: list[list[float]], load: Load) -> dict[str, float]:
@@ -137,7 +145,7 @@ def errors_s(run: LoadRun, written: list[list[float]], load: Load) -> dict[str, 
     fields = measure(run)
     measured_s = {name: float(str(fields[f"median_{name}_ms"])) / 1e3 for name in true}
     errors = {name: abs(measured_s[name] - statistics.median(values)) for name, values in true.items()}
-    return errors | {"late": statistics.median(late)}
+    return errors | {"sending": statistics.median(true["ttft"]) - load.first_s, "late": statistics.median(late)}
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "completions"])
