@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from contracts.clock import Clock
-from contracts.errors import DeadlineExceeded, DiptychError, InvalidRequest, ModelNotFound
+from contracts.errors import DeadlineExceeded, DiptychError, InternalError, InvalidRequest, ModelNotFound
 from contracts.request import GenerationRequest
 from contracts.sampling import MAX_MAX_TOKENS, SamplingParams
 from contracts.worker import WorkerInfo
@@ -115,6 +115,9 @@ class Inference:
                     entry.took(*answers.took)
         except DiptychError as error:
             account.failed(error)
+            raise
+        except Exception:
+            account.failed(InternalError("a fault of ours"))  # else it would count as left by its client
             raise
         finally:
             now = self._clock.now()

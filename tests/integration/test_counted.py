@@ -16,7 +16,7 @@ from kv_transfer.local import Delivery, WriteFault
 from observability.stages import TTFT_STAGES
 from tests.integration.exposition import Scrape, faults
 from tests.integration.pools import Setup, until
-from tests.integration.router_harness import MODEL, router_config
+from tests.integration.router_harness import MODEL, router_config, running_router
 from tests.integration.test_router_pools import FAKE, served
 
 BLOCK = FAKE.layout.block_size
@@ -252,6 +252,18 @@ def test_a_client_that_left(scene):
         "diptych_kv_lease_expired_total"
     )
     assert after.decode.total("diptych_kv_leases") == after.decode.total("vllm:kv_cache_usage_perc") == 0
+
+
+async def test_a_fault_of_ours_is_no_client_that_left(tmp_path, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("router.service.fitted", broken)
+    async with running_router(router_config(tmp_path)) as running:
+        assert (await running.http.post("/v1/completions", json={"model": MODEL, "prompt": "a"})).status_code == 500
+        told = Scrape((await running.http.get("/metrics")).text)
+    assert told.by("diptych_requests_total", "outcome") == {("INTERNAL",): 1}
+    assert told.by("diptych_slo_missed_requests_total", "slo") == {("errors",): 1}
 
 
 @pytest.mark.parametrize("pool", ["router", "prefill", "decode"])
