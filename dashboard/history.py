@@ -4,7 +4,8 @@
                  ├─▶ this second ──tick (once a second)──┤
     a request ───┘                                       └─▶ Snapshot   of all that is remembered
 
-What comes between two ticks is only appended; everything is computed at the tick. Does not know who watches.
+What comes between two ticks is only appended; everything is computed at the tick. Where the time of day is set back, all that is
+remembered is dated anew, so that times rise. Does not know who watches.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class History:
         self._unexplained, self._second_unexplained = Sliding(LOOK_S), Sliding(LOOK_S)
         self._windows: deque[Window] = deque(maxlen=SPAN_S)
         self._boards = Boards(self._limits)
+        self._last: Instant | None = None
+        self.redated = False  # by the last tick: a frame is not enough then
         self._crew = Crew()
 
     def delivered(self, gap_s: float, num_tokens: int) -> None:
@@ -77,6 +80,7 @@ class History:
 
     def tick(self, at: Instant, workers: Sequence[WorkerRow], running: int, waiting: int) -> Frame:
         """A second is over; once for each."""
+        self._redate(at)
         finished, gaps = list(self._finished), list(self._gaps)
         self._finished.clear()
         self._gaps.clear()
@@ -113,6 +117,15 @@ class History:
             slowest=self._boards.slowest if slow else None,
             failed=self._boards.failed if any(f.failed for f in finished) else None,
         )
+
+    def _redate(self, at: Instant) -> None:
+        last, self._last = self._last, at
+        self.redated = last is not None and at.wall_s <= last.wall_s
+        if last is not None and self.redated:
+            shift_s = at.wall_s - last.wall_s - (at.now_s - last.now_s)
+            shifted = [msgspec.structs.replace(each, t=round(each.t + shift_s, 2)) for each in self._windows]
+            self._windows = deque(shifted, maxlen=SPAN_S)
+            self._boards.redate(shift_s)
 
     def snapshot(self) -> Snapshot:
         """All that is remembered, as of the last tick."""

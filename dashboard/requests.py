@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from contracts.errors import ErrorCode
 from dashboard.frames import DecisionRow, HandoffRow, RequestRow
 from observability.samples import RequestSample
@@ -159,6 +161,12 @@ class Boards:
         self._failed.extendleft(reversed([r for r in made if _failed(r)]))
         return tuple(made[:EACH_SECOND])
 
+    def redate(self, shift_s: float) -> None:
+        """The time of day was set, and all of these ended so much later than they say."""
+        self._recent = deque((_later(r, shift_s) for r in self._recent), maxlen=RECENT)
+        self._failed = deque((_later(r, shift_s) for r in self._failed), maxlen=FAILED)
+        self._slowest = [_later(r, shift_s) for r in self._slowest]
+
     def rank(self, new: Sequence[RequestRow], now_s: float) -> bool:
         """Let these into `slowest` where they belong, and the old ones out; whether it has changed."""
         kept = [r for r in (*self._slowest, *new) if r.ttft is not None and r.t >= now_s - SLOW_FOR_S]
@@ -166,6 +174,10 @@ class Boards:
         changed = [r.n for r in ranked] != [r.n for r in self._slowest]
         self._slowest = ranked
         return changed
+
+
+def _later(shown: RequestRow, shift_s: float) -> RequestRow:
+    return msgspec.structs.replace(shown, t=round(shown.t + shift_s, 2))
 
 
 def _failed(shown: RequestRow) -> bool:

@@ -77,7 +77,7 @@ class Board:
         frame = self.history.tick(Instant(now, time.time()), rows, running, waiting)
         self._known = None
         if self._feed.watched:
-            self._feed.publish(event(frame))
+            self._feed.publish(self._snapshot() if self.history.redated else event(frame))
 
 
 def worker_rows(registry: Registry) -> list[WorkerRow]:

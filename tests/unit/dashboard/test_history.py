@@ -43,6 +43,26 @@ def test_a_window_counts_its_second_and_only_it():
     assert after.ttft == window.ttft  # of the last LOOK_S
 
 
+@pytest.mark.parametrize("step_s", [-3600.0, -1.0, 3600.0, 0.0])
+def test_times_rise_however_the_time_of_day_is_set(step_s):
+    told = history()
+    for second in range(1, 6):
+        told.ended(finished(f"r{second}", at_s=second - 0.5))
+        told.ended(finished(outcome="UNAVAILABLE", ttft_s=None, at_s=second - 0.5))
+        told.tick(at(second), (), 0, 0)
+    frame = told.tick(Instant(6.0, WALL + 6.0 + step_s), (), 0, 0)
+    said = told.snapshot()
+    times = [window.t for window in said.windows]
+    assert times == sorted(set(times)) and times[-1] == frame.window.t == WALL + 6.0 + step_s
+    assert told.redated == (step_s < 0)
+    if told.redated:  # all of it is dated anew: it is as long ago as it was
+        assert times == [WALL + second + step_s for second in range(1, 7)]
+        for rows in (said.requests, said.slowest, said.failed):
+            assert sorted({frame.window.t - row.t for row in rows}) == [1.5, 2.5, 3.5, 4.5, 5.5]
+    told.tick(Instant(7.0, WALL + 7.0 + step_s), (), 0, 0)
+    assert not told.redated
+
+
 def test_percentiles_forget():
     told = history()
     told.ended(finished())

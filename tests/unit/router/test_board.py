@@ -5,7 +5,7 @@ import pytest
 from contracts.clock import VirtualClock
 from contracts.errors import Overloaded
 from dashboard.feed import MOST_WATCHERS
-from dashboard.frames import Snapshot, heard
+from dashboard.frames import Frame, Snapshot, heard
 from dashboard.slo import SloConfig
 from router.board import Board
 from router.config import RegistryConfig
@@ -44,3 +44,15 @@ async def test_who_comes_later_is_told_what_has_happened_since():
         assert len(read(await anext(aiter(watcher))).windows) == seconds
         board.leave(watcher)
         board.tick()
+
+
+async def test_watchers_are_told_all_anew_when_the_time_of_day_is_set_back(monkeypatch):
+    clock, wall_s = VirtualClock(), [1_700_000_000.0]
+    monkeypatch.setattr("router.board.time.time", lambda: wall_s[0])
+    board = Board("m", SloConfig(), EmbeddedRegistry(RegistryConfig(), "m", clock), lambda: (1, 2), clock)
+    events = aiter(board.watch())
+    await anext(events)
+    for step_s, kind in ((1.0, Frame), (-3600.0, Snapshot), (1.0, Frame)):
+        wall_s[0] += step_s
+        board.tick()
+        assert isinstance(heard((await anext(events)).removeprefix(b"data: ")), kind)
