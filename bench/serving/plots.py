@@ -12,8 +12,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from bench.serving.measures import METRICS, JsonObject
 from bench.serving.serve import Point
 
@@ -42,10 +40,8 @@ def draw(points: Sequence[tuple[Point, JsonObject]], folder: Path, say: Callable
         return []
     from matplotlib.figure import Figure
 
+    points = sorted(points, key=lambda known: (known[0].rate or 0.0, known[0].max_concurrency or 0))
     across = across_of([point for point, _ in points])
-    if across.unit:
-        points = [points[place] for place in np.argsort(across.places)]
-        across = Across(across.unit, sorted(across.places))
     latency = Figure(figsize=_INCHES, layout="constrained")
     for place, metric in enumerate(METRICS, 1):
         ends = f"_{metric}_ms"
