@@ -1,18 +1,17 @@
-"""Wire ↔ domain for the hand-off and the registry: refs, layouts, grants, tickets, worker descriptions.
+"""Wire ↔ domain for the hand-off and the registry: refs, layouts, grants, worker descriptions.
 
-The rest is in `contracts.wire`. Reading raises InvalidRequest that names a missing or impossible field. Does no I/O.
+The commit's messages are in `contracts.wire_commit`, the rest in `contracts.wire`.
+Reading raises InvalidRequest that names a missing or impossible field. Does no I/O.
 """
 
 from __future__ import annotations
 
-from contracts import wire
 from contracts.errors import InvalidRequest
 from contracts.kv_layout import DTYPE_BYTES, KVLayout
 from contracts.pb.diptych.v1 import handoff_pb2, registry_pb2, types_pb2
 from contracts.ticket import (
     AbortRequest,
     AbortResponse,
-    CommitResponse,
     ConnectRequest,
     ConnectResponse,
     Full,
@@ -20,7 +19,6 @@ from contracts.ticket import (
     RenewRequest,
     RenewResponse,
     ReserveRequest,
-    Ticket,
 )
 from contracts.worker import ConnectorAddress, WorkerInfo, WorkerKind, WorkerLoad, WorkerRef, WorkerState
 
@@ -174,30 +172,6 @@ def aborted_from_pb(message: handoff_pb2.AbortResponse) -> AbortResponse:
     return AbortResponse(message.handoff_id, worker_ref_from_pb(message.prefill), worker_ref_from_pb(message.decode))
 
 
-def committed_to_pb(response: CommitResponse) -> handoff_pb2.CommitResponse:
-    """Field by field."""
-    return handoff_pb2.CommitResponse(
-        handoff_id=response.handoff_id,
-        prefill=worker_ref_to_pb(response.prefill),
-        decode=worker_ref_to_pb(response.decode),
-        num_blocks=response.num_blocks,
-        took_s=response.took_s,
-        checked_s=response.checked_s,
-    )
-
-
-def committed_from_pb(message: handoff_pb2.CommitResponse) -> CommitResponse:
-    """Field by field."""
-    return CommitResponse(
-        handoff_id=message.handoff_id,
-        prefill=worker_ref_from_pb(message.prefill),
-        decode=worker_ref_from_pb(message.decode),
-        num_blocks=message.num_blocks,
-        took_s=message.took_s,
-        checked_s=message.checked_s,
-    )
-
-
 def renew_to_pb(request: RenewRequest) -> handoff_pb2.RenewRequest:
     """Field by field."""
     return handoff_pb2.RenewRequest(
@@ -298,47 +272,6 @@ def full_to_pb(full: Full) -> handoff_pb2.NoRoom:
 def full_from_pb(message: handoff_pb2.NoRoom) -> Full:
     """Field by field."""
     return Full(worker_ref_from_pb(message.prefill), worker_ref_from_pb(message.decode), message.retry_after_s)
-
-
-def ticket_to_pb(ticket: Ticket) -> handoff_pb2.Ticket:
-    """Everything decode needs, field by field."""
-    first = ticket.first_token_logprob
-    return handoff_pb2.Ticket(
-        handoff_id=ticket.handoff_id,
-        prefill=worker_ref_to_pb(ticket.prefill),
-        decode=worker_ref_to_pb(ticket.decode),
-        layout=layout_to_pb(ticket.layout),
-        request=wire.request_to_pb(ticket.request),
-        num_computed_tokens=ticket.num_computed_tokens,
-        num_cached_tokens=ticket.num_cached_tokens,
-        window_key=ticket.window_key,
-        block_hashes=ticket.block_hashes,
-        block_digests=ticket.block_digests,
-        first_token_logprob=None if first is None else wire.logprob_to_pb(first),
-        stages=wire.stages_to_pb(ticket.stages),
-    )
-
-
-def ticket_from_pb(message: handoff_pb2.Ticket) -> Ticket:
-    """Raises InvalidRequest when a part is missing."""
-    if not message.handoff_id:
-        raise InvalidRequest("ticket.handoff_id", "", "must not be empty")
-    return Ticket(
-        handoff_id=message.handoff_id,
-        prefill=worker_ref_from_pb(message.prefill),
-        decode=worker_ref_from_pb(message.decode),
-        layout=layout_from_pb(message.layout),
-        request=wire.request_from_pb(message.request),
-        num_computed_tokens=message.num_computed_tokens,
-        num_cached_tokens=message.num_cached_tokens,
-        window_key=message.window_key,
-        block_hashes=tuple(message.block_hashes),
-        block_digests=tuple(message.block_digests),
-        first_token_logprob=(
-            wire.logprob_from_pb(message.first_token_logprob) if message.HasField("first_token_logprob") else None
-        ),
-        stages=wire.stages_from_pb(message.stages),
-    )
 
 
 def worker_info_to_pb(info: WorkerInfo) -> registry_pb2.WorkerInfo:

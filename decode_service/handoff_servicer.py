@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 
-from contracts import wire_handoff
+from contracts import wire_commit, wire_handoff
 from contracts.errors import NoRoom
 from contracts.pb.diptych.v1 import handoff_pb2, handoff_pb2_grpc
 from contracts.ticket import Full
@@ -50,7 +50,7 @@ class HandoffServicer(handoff_pb2_grpc.HandoffServicer):
     ) -> handoff_pb2.CommitResponse:
         """See the service's definition."""
         del context
-        return wire_handoff.committed_to_pb(await self._receiver.commit(wire_handoff.ticket_from_pb(request.ticket)))
+        return wire_commit.committed_to_pb(await self._receiver.commit(wire_commit.ticket_from_pb(request.ticket)))
 
     async def Abort(
         self,

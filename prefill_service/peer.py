@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 import grpc
 
-from contracts import wire_handoff
+from contracts import wire_commit, wire_handoff
 from contracts.clock import Clock
 from contracts.errors import InternalError, NoRoom, WorkerLost
 from contracts.pb.diptych.v1 import handoff_pb2, handoff_pb2_grpc
@@ -82,8 +82,8 @@ class GrpcPeer:
 
     async def commit(self, ticket: Ticket) -> CommitResponse:
         """See HandoffPeer."""
-        message = handoff_pb2.CommitRequest(ticket=wire_handoff.ticket_to_pb(ticket))
-        return wire_handoff.committed_from_pb(await self._answer(lambda: self._stub.Commit(message)))
+        message = handoff_pb2.CommitRequest(ticket=wire_commit.ticket_to_pb(ticket))
+        return wire_commit.committed_from_pb(await self._answer(lambda: self._stub.Commit(message)))
 
     async def abort(self, request: AbortRequest) -> AbortResponse:
         """See HandoffPeer."""

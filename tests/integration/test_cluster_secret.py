@@ -8,7 +8,7 @@ import grpc
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from contracts import wire_handoff
+from contracts import wire_commit, wire_handoff
 from contracts.clock import MonotonicClock
 from contracts.errors import NotOfThisCluster, Unavailable, UnknownHandoff
 from contracts.pb.diptych.v1 import decode_pb2, decode_pb2_grpc, handoff_pb2, registry_pb2
@@ -155,7 +155,7 @@ def ticket(grant, handoff_id="h"):
 
 
 def commit_of(grant, handoff_id="h"):
-    return handoff_pb2.CommitRequest(ticket=wire_handoff.ticket_to_pb(ticket(grant, handoff_id)))
+    return handoff_pb2.CommitRequest(ticket=wire_commit.ticket_to_pb(ticket(grant, handoff_id)))
 
 
 REQUESTS = {

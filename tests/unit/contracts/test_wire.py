@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from contracts import wire, wire_handoff
+from contracts import wire, wire_commit, wire_handoff
 from contracts.errors import (
     Draining,
     ErrorCode,
@@ -128,7 +128,7 @@ def test_hand_off_messages_round_trip():
     grant = Grant("h", P, D, (4, 5), 16, 5.0, ((ConnectorAddress("tcp", "h:1"), 2**63 + 1),))
     assert wire_handoff.grant_from_pb(wire_handoff.grant_to_pb(grant)) == grant
     ticket = Ticket("h", P, D, LAYOUT, REQUEST, 2, 16, 2**63 + 1, (b"a",), (b"d",), LOGPROB, STAGES)
-    assert wire_handoff.ticket_from_pb(wire_handoff.ticket_to_pb(ticket)) == ticket
+    assert wire_commit.ticket_from_pb(wire_commit.ticket_to_pb(ticket)) == ticket
     connect = ConnectRequest(P, D, LAYOUT)
     assert wire_handoff.connect_from_pb(wire_handoff.connect_to_pb(connect)) == connect
     connected = ConnectResponse(P, D, (ConnectorAddress("shm", "a"), ConnectorAddress("tcp", "h:1")))
@@ -138,7 +138,7 @@ def test_hand_off_messages_round_trip():
     aborted = AbortResponse("h", P, D)
     assert wire_handoff.aborted_from_pb(wire_handoff.aborted_to_pb(aborted)) == aborted
     committed = CommitResponse("h", P, D, 7)
-    assert wire_handoff.committed_from_pb(wire_handoff.committed_to_pb(committed)) == committed
+    assert wire_commit.committed_from_pb(wire_commit.committed_to_pb(committed)) == committed
     full = Full(P, D, 0.25)
     assert wire_handoff.full_from_pb(wire_handoff.full_to_pb(full)) == full
     renew = RenewRequest(P, D, ("h", "i"))
@@ -186,7 +186,7 @@ def test_worker_messages_round_trip():
         (lambda: wire_handoff.layout_from_pb(types_pb2.KVLayout(dtype="int3")), "layout.dtype"),
         (lambda: wire_handoff.reserve_from_pb(handoff_pb2.ReserveRequest()), "handoff_id"),
         (lambda: wire_handoff.reserve_from_pb(handoff_pb2.ReserveRequest(handoff_id="h")), "num_tokens"),
-        (lambda: wire_handoff.ticket_from_pb(handoff_pb2.Ticket()), "ticket.handoff_id"),
+        (lambda: wire_commit.ticket_from_pb(handoff_pb2.Ticket()), "ticket.handoff_id"),
         (lambda: wire_handoff.abort_from_pb(handoff_pb2.AbortRequest()), "handoff_id"),
         (lambda: wire_handoff.worker_info_from_pb(registry_pb2.WorkerInfo()), "info.kind"),
         (lambda: wire_handoff.worker_info_from_pb(registry_pb2.WorkerInfo(kind=1)), "info.address"),
