@@ -47,21 +47,29 @@ class Child:
 class Nursery:
     """Owns the parent process of all children; they are gone when `async with` is left."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, script: Path = _SCRIPT) -> None:
         self._folder = folder
+        self._script = script
         self._parent: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
         self._starting: deque[asyncio.Future[int]] = deque()
         self._children: dict[int, Child] = {}
 
     async def __aenter__(self) -> Self:
-        argv = [sys.executable, "-P", str(_SCRIPT)]
+        argv = [sys.executable, "-P", str(self._script)]
         pipe = asyncio.subprocess.PIPE
         self._parent = await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe, cwd="/")
         ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._starting.append(ready)
         self._reading = asyncio.create_task(self._read(self._parent))
-        await asyncio.wait_for(ready, 60)
+        try:
+            await asyncio.wait_for(ready, 60)
+        except BaseException:  # nobody will leave what was not entered
+            with suppress(ProcessLookupError):
+                self._parent.kill()
+            await self._parent.wait()
+            await self._reading
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -96,3 +104,7 @@ class Nursery:
                 child.ended.set()
             else:
                 self._starting.popleft().set_result(word.get("started", word.get("ready")))
+        code = await parent.wait()
+        for waiting in self._starting:  # nobody else will say it
+            if not waiting.done():
+                waiting.set_exception(RuntimeError(f"the nursery ended with {code}; why is in its stderr"))

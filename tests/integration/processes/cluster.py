@@ -298,6 +298,8 @@ class Cluster:
         return False
 
     async def _is_whole(self) -> bool:
+        dead = [child.name for child in self.children.values() if child.ended.is_set()]
+        assert not dead, f"{', '.join(dead)} ended at the start\n{self.logs()}"
         try:
             known = await self._known()
         except httpx.TransportError:
