@@ -2,6 +2,7 @@
 
     server_context(files)   each connection is made with what is current; a refused one is a line in the log
     client_context(config)  for a client that lives shortly
+    what_is_amiss(url, …)   words for a client's error that is about TLS
 
 TLS 1.2 and 1.3, suites with forward secrecy and authenticated encryption only. Does not know HTTP.
 """
@@ -38,6 +39,20 @@ def client_context(config: TlsConfig) -> ssl.SSLContext:
     if config.cert is not None and config.key is not None:
         _show(context, config)
     return context
+
+
+def what_is_amiss(url: str, error: Exception) -> str:
+    """What an HTTP client of `url` whose connection failed forgot of TLS, as words that follow the error; "" for other errors."""
+    said = str(error)
+    if (
+        url.startswith("http://") and "disconnected without" in said
+    ):  # a door with TLS does not talk to whoever brings none
+        return "; where it speaks TLS, the address begins with https://"
+    if "CERTIFICATE_VERIFY_FAILED" in said:
+        return "; --tls-ca FILE.pem names who vouches for it"
+    if "WRONG_VERSION_NUMBER" in said or "RECORD_LAYER_FAILURE" in said:
+        return "; where it speaks no TLS, the address begins with http://"
+    return ""
 
 
 class _Renewed(ssl.SSLContext):

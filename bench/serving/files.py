@@ -148,7 +148,9 @@ def _of_json(where: str, text: str, load: FileLoad) -> BenchRequest:
     if not turns:
         raise ConfigError(f"{where}: messages must have a turn before the answer")
     if load.form is not Form.CHAT:
-        raise ConfigError(f"{where}: a conversation needs a backend that takes one: openai-chat or diptych")
+        raise ConfigError(
+            f"{where}: a conversation, and --form is text; chat takes it, with --backend openai-chat or diptych"
+        )
     return _request(turns, sum(load.count(turn.content) for turn in turns), recorded, load)
 
 

@@ -6,7 +6,7 @@ import time
 
 from bench.serving.requests import AskFailed, Prompt, Reply, Turn
 from contracts.pb.diptych.v1 import inference_pb2 as pb
-from diptych_client import AsyncClient, RpcFailed, Tls
+from diptych_client import AsyncClient, RpcFailed, Tls, Unauthenticated
 from diptych_client.options import Options
 
 Heard = tuple[float, pb.GenerateResponse]
@@ -58,15 +58,19 @@ class GrpcTarget:
             async for piece in self._client.generate(wire, **options):
                 heard.append((time.monotonic(), piece))
         except RpcFailed as error:
-            raise AskFailed(str(error)) from error
+            raise AskFailed(_said(error)) from error
 
     async def models(self) -> list[str]:
         """The names of what is served. Raises AskFailed."""
         try:
             return [model.name for model in await self._client.models()]
         except RpcFailed as error:
-            raise AskFailed(str(error)) from error
+            raise AskFailed(_said(error)) from error
 
     async def close(self) -> None:
         """See Target."""
         await self._client.close()
+
+
+def _said(error: RpcFailed) -> str:
+    return f"{error} (--api-key-file FILE)" if isinstance(error, Unauthenticated) else str(error)

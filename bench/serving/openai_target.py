@@ -18,6 +18,7 @@ import msgspec
 
 from bench.serving.requests import MOST_TOKENS, AskFailed, Prompt, Reply, Turn
 from contracts.errors import ConfigError
+from rpc.tls_context import what_is_amiss
 
 _ERROR_CHARS = 300
 _CONNECT_S = 30.0
@@ -106,10 +107,11 @@ class OpenAITarget:
                     if num_bytes > _MOST_BYTES:
                         raise AskFailed(f"the answer is longer than {_MOST_BYTES // 2**20} MiB")
         except httpx.HTTPError as error:
-            raise AskFailed(f"{type(error).__name__}: {error}") from error
+            amiss = what_is_amiss(self._config.base_url, error)
+            raise AskFailed(f"{type(error).__name__}: {error}".rstrip(": ") + amiss) from error
         if response.status_code != httpx.codes.OK:
             said = b"".join(chunk for _, chunk in chunks)
-            raise AskFailed(f"HTTP {response.status_code}: {_shown(said)}")
+            raise AskFailed(f"HTTP {response.status_code}: {_shown(said)}{_key_words(response)}")
         return read_stream(sent_s, chunks)
 
     async def models(self) -> list[str]:
@@ -117,12 +119,15 @@ class OpenAITarget:
         try:
             async with asyncio.timeout(_LIST_S):
                 response = await self._client.get("/v1/models")
-            response.raise_for_status()
+            if response.status_code != httpx.codes.OK:
+                said = f"HTTP {response.status_code}: {_shown(response.content)}{_key_words(response)}"
+                raise AskFailed(f"{self._config.base_url}/v1/models: {said}")
             listed = msgspec.json.decode(response.content, type=_Models)
         except TimeoutError as error:
             raise AskFailed(f"{self._config.base_url}/v1/models: no answer within {_LIST_S:g} s") from error
         except (httpx.HTTPError, msgspec.DecodeError, RecursionError) as error:
-            raise AskFailed(f"{self._config.base_url}/v1/models: {error}") from error
+            amiss = what_is_amiss(self._config.base_url, error)
+            raise AskFailed(f"{self._config.base_url}/v1/models: {error}{amiss}") from error
         return [model.id for model in listed.data]
 
     async def close(self) -> None:
@@ -225,3 +230,7 @@ def _decode(data: bytes) -> _Event:
 
 def _shown(said: bytes) -> str:
     return " ".join(said[:_ERROR_CHARS].decode("utf-8", "replace").split())
+
+
+def _key_words(response: httpx.Response) -> str:
+    return " (--api-key-file FILE)" if response.status_code == httpx.codes.UNAUTHORIZED else ""

@@ -24,6 +24,7 @@ from bench.serving.synthetic import Shape, random_prompts
 from bench.serving.writer import Writer
 from cli.commands import flags
 from cli.commands.benchflags import NUM_PROMPTS, SERVE_OPTIONS, SHAPE_OPTIONS, ServeFlags, data_config, serve_config
+from cli.commands.benchnames import ServeCommand
 from cli.commands.compare import compare_command
 from cli.modelsource import fetch
 from cli.offline import build_engine
@@ -86,7 +87,7 @@ class Progress:
         click.echo(f"\r\x1b[K{line}" if self._terminal else line, err=True, nl=last or not self._terminal)
 
 
-@bench.command("serve", cls=SectionedCommand)
+@bench.command("serve", cls=ServeCommand)
 @click.argument("more_goodput", nargs=-1, metavar="")
 def serve_command(**given: Unpack[ServeFlags]) -> None:
     """Send a load to a server and say what its users would have seen.
@@ -134,7 +135,10 @@ def _report(given: ServeFlags, measured: Sequence[tuple[Point, JsonObject]]) -> 
     results = Results(given["label"] or given["backend"], tuple(measured))
     click.echo(f"\n{table(results)}", err=True)
     if given["result_dir"] is None:
-        _print(results)
+        if sys.stdout.isatty():
+            _say("every field: --result-dir DIR, or stdout into a file")
+        else:
+            _print(results)
         return results
     try:
         for path in write_results(results, given["result_dir"], plots=given["plots"], say=_say):

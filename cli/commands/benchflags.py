@@ -189,7 +189,7 @@ SERVE_OPTIONS = (
         section="Result",
         type=click.Path(file_okay=False, path_type=Path),
         metavar="DIR",
-        help="Write a JSON file a load, report.html and PNG plots. [default: JSON to stdout]",
+        help="Write a JSON file a load, report.html and PNG plots. [default: JSON to stdout, unless it is a terminal]",
     ),
     option("--label", section="Result", type=LABEL, metavar="NAME", help="Of the result. [default: the backend]"),
     option("--plots/--no-plots", section="Result", default=True, help="PNG plots; need matplotlib (diptych[plots])."),

@@ -16,6 +16,7 @@ import msgspec
 
 from contracts.errors import ConfigError, PermissionDenied, Unauthenticated, Unavailable
 from dashboard.frames import Frame, Snapshot, heard
+from rpc.tls_context import what_is_amiss
 
 _SILENT_S = 5.0  # a frame comes each second
 _DATA = "data: "
@@ -53,7 +54,7 @@ def events(source: Source) -> Iterator[Frame | Snapshot]:
     except (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError) as error:
         raise ConfigError(f"--url: got {source.url}, which is not http://HOST:PORT or https://: {error}") from error
     except (httpx.TransportError, httpx.DecodingError) as error:
-        raise Unavailable(f"{source.url}: {error or type(error).__name__}") from error
+        raise Unavailable(f"{source.url}: {error or type(error).__name__}{what_is_amiss(url, error)}") from error
     except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"--url: got {source.url}, where no router of this version answers: {error}") from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ import pytest
 
 from bench.serving.openai_target import OpenAIConfig, OpenAITarget, read_stream
 from bench.serving.requests import AskFailed
+from cli.commands.bench import serve_command
+from cli.commands.benchnames import OURS
 from cli.main import run
 
 EVENTS = (
@@ -31,12 +34,22 @@ def base_url() -> Iterator[str]:
     seen: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        begun = await reader.readexactly(1)
+        if begun == b"\x16":  # TLS, which this door does not speak
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            writer.close()
+            return
+        head = (begun + await reader.readuntil(b"\r\n\r\n")).lower()
         length = int(head.split(b"content-length:")[1].split(b"\r\n")[0]) if b"content-length:" in head else 0
         body = await reader.readexactly(length)
         status, content = b"200 OK", b"".join(EVENTS)
         if head.startswith(b"get"):
             content = b'{"data": [{"id": "small"}]}'
+        elif b'"locked"' in body:
+            status, content = b"401 Unauthorized", b'{"error": {"message": "no API key"}}'
+        elif b'"hanging-up"' in body:  # as a door with TLS does with whoever brings none
+            writer.close()
+            return
         elif b'"busy"' in body:
             status, content = b"429 Too Many Requests", b'{"error": {"message": "come again"}}'
         elif b'"silent"' in body:
@@ -155,6 +168,27 @@ def test_an_answer_without_an_end_is_cut_off(
     assert "the answer is longer than" in capsys.readouterr().err
 
 
+def test_a_missing_key_or_authority_is_said_by_its_flag(base_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    cases = [
+        (base_url, "locked", "no API key"),
+        (base_url, "hanging-up", "the address begins with https://"),
+        (base_url.replace("http:", "https:"), "x", "the address begins with http://"),
+    ]
+    for url, model, words in cases:
+        assert serve(url, "--model", model) == 1
+        said = capsys.readouterr().err
+        assert words in said and ("--api-key-file" in said) == (model == "locked")
+
+
+def test_on_a_terminal_the_table_is_the_result(
+    base_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert serve(base_url) == 0
+    said = capsys.readouterr()
+    assert said.out == "" and "--result-dir DIR" in said.err and "p99" in said.err
+
+
 def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert serve("http://127.0.0.1:9", "--model", "x") == 1
     assert "error: ConnectError" in capsys.readouterr().err
@@ -171,6 +205,9 @@ def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str])
         (["--max-concurrency", "1.5"], ["--max-concurrency", "'1.5'", "whole"]),
         (["--goodput", "itl:5"], ["--goodput", "'itl:5'", "ttft:MS"]),
         (["stray"], ["unexpected", "'stray'"]),
+        (["--random-input-len", "5"], ["--random-input-len", "here it is --input-len"]),
+        (["--host", "x", "--port", "1"], ["--host", "--base-url http://HOST:PORT"]),
+        (["--nothing-such"], ["No such option", "--nothing-such"]),
         (["--burstiness", "1,2"], ["--burstiness", "'1,2'", "one number"]),
         (["--label", "\udcff"], ["--label", "UTF-8"]),
         (["--model", "\udcff"], ["--model", "UTF-8"]),
@@ -194,6 +231,12 @@ def test_bad_flags_are_one_line_and_exit_2(
     said = capsys.readouterr().err
     assert said.startswith("error: ") and said.count("\n") == 1
     assert [word for word in words if word not in said] == []
+
+
+def test_what_stands_for_vllms_flags_are_flags_of_ours() -> None:
+    known = {name for param in serve_command.params for name in (*param.opts, *param.secondary_opts)}
+    assert not known & OURS.keys()
+    assert {flag for words in OURS.values() for flag in re.findall(r"--[a-z-]+", words)} <= known
 
 
 def test_a_key_that_no_header_holds_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
