@@ -8,6 +8,8 @@ export class Stream {
   constructor(handlers) {
     this.handlers = handlers; // snapshot, frame, state(name), locked(why)
     this.waitMs = 500;
+    this.turn = 0; // who runs; whoever ran before does no more
+    this.stop = null;
   }
 
   useKey(key) {
@@ -17,13 +19,16 @@ export class Stream {
   }
 
   async run() {
-    for (;;) {
+    const turn = ++this.turn;
+    this.stop?.abort();
+    while (turn === this.turn) {
       const key = sessionStorage.getItem(STORED);
-      const stop = new AbortController(), begun = Date.now();
-      let watchdog = setTimeout(() => stop.abort(), SILENT_MS * 2);
+      const stop = this.stop = new AbortController(), begun = Date.now();
+      let watchdog = setTimeout(() => stop.abort(), SILENT_MS * 2), state = "reconnecting";
       try {
         const headers = key ? { authorization: `Bearer ${key}` } : {};
         const response = await fetch("/dashboard/events", { headers, signal: stop.signal, cache: "no-store" });
+        if (turn !== this.turn) return;
         if (response.status === 401 || response.status === 403) {
           sessionStorage.removeItem(STORED);
           this.handlers.state("locked");
@@ -36,15 +41,16 @@ export class Stream {
             watchdog = setTimeout(() => stop.abort(), SILENT_MS);
           });
           if (Date.now() - begun > SETTLED_MS) continue; // a stream ends every few minutes, so that the key is asked for again
-        } else this.handlers.state(response.status === 429 ? "too many watchers" : `refused (${response.status})`);
-      } catch (error) {
-        if (error instanceof SyntaxError) console.error(error); // ours; what the network does is no fault
+        } else state = response.status === 429 ? "too many watchers" : `refused (${response.status})`;
+      } catch {
+        // What the network does is no fault; what is one has been said where it was.
       } finally {
         clearTimeout(watchdog);
         stop.abort();
       }
-      this.handlers.state("reconnecting");
-      await new Promise((resolve) => setTimeout(resolve, this.waitMs));
+      if (turn !== this.turn) return;
+      this.handlers.state(state);
+      await new Promise((resolve) => setTimeout(resolve, this.waitMs * (0.5 + Math.random()))); // hundreds of pages do not come at once
       this.waitMs = Math.min(this.waitMs * 2, 5000);
     }
   }
@@ -59,12 +65,20 @@ export class Stream {
       text += decoder.decode(value, { stream: true });
       const events = text.split("\n\n");
       text = events.pop();
-      for (const event of events) {
-        const said = JSON.parse(event.slice("data: ".length));
-        this.waitMs = 500;
-        this.handlers.state("live");
-        this.handlers[said.type](said);
-      }
+      for (const event of events) this.take(event);
+    }
+  }
+
+  // Only what was understood and shown makes the next wait short again.
+  take(event) {
+    try {
+      const said = JSON.parse(event.slice("data: ".length));
+      this.handlers.state("live");
+      this.handlers[said.type](said);
+      this.waitMs = 500;
+    } catch (error) {
+      console.error(error);
+      throw error;
     }
   }
 }

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 
-from dashboard.files import PAGE
+from dashboard.files import EVENTS_PATH, PAGE
 from dashboard.slo import SloConfig
 from router.config import AccessConfig
 from router.keys import hash_of, new_key
@@ -160,9 +160,13 @@ async def test_a_key_is_asked_for_and_goes_into_no_address(browser, tmp_path):
         await page.keyboard.type("sk-diptych-wrong")
         await page.keyboard.press("Enter")
         await page.wait_for_selector("#refusal:not(:empty)")
+        begun, over = [], []
+        page.on("request", lambda request: begun.append(request) if request.url.endswith(EVENTS_PATH) else None)
+        page.on("requestfailed", lambda request: over.append(request))
         await page.keyboard.type(KEY)
-        await page.keyboard.press("Enter")
+        await page.evaluate("for (let i = 0; i < 5; i++) document.getElementById('gate').requestSubmit()")
         await page.wait_for_selector(SHOWN)
+        assert len(begun) - len(over) == 1, "impatience opens one stream"
         await page.reload()
         await page.wait_for_selector(SHOWN)  # this tab remembers
         assert not [address for address in addresses if KEY in address]
