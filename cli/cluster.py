@@ -97,8 +97,7 @@ class LocalCluster:
         for number, (kind, name, port, metrics) in enumerate(workers):
             argv = (*worker_argv(config, kind, name, port, announce_at), *config.security.process_argv())
             argv = (*argv, "--metrics-port", str(metrics.port))
-            if config.worker_cores:
-                argv = (*argv, "--cores", written(config.worker_cores[number]))
+            argv = (*argv, *cores_argv(config, number))
             shown = f"http://{metrics.local_address}/metrics"
             specs.append(ProcessSpec(name, kind, argv, port.local_address, shown, secrets))
         opener = opener_for(config.security.identity)
@@ -243,7 +242,7 @@ def worker_argv(config: ClusterConfig, kind: str, name: str, port: KeptPort, rou
         argv += ["--worker-id", name, "--router", router]
     else:  # in a shared registry there may be workers of other clusters, and no two can go by one name
         argv += ["--worker-id", f"{name}-{socket.gethostname()}-{os.getpid()}", "--registry", config.redis.address.url]
-    argv += ["--connector", workers.connector, "--dtype", workers.dtype, "--threads", str(workers.threads)]
+    argv += ["--connector", workers.connector, "--dtype", workers.dtype]
     argv += ["--log-level", config.log_level, "--drain-timeout", str(config.drain_timeout_s)]
     argv += ["--scheduling", workers.scheduling, "--integrity", workers.integrity]
     argv += ["--prefix-caching" if workers.prefix_caching else "--no-prefix-caching"]
@@ -252,10 +251,20 @@ def worker_argv(config: ClusterConfig, kind: str, name: str, port: KeptPort, rou
         ("--max-model-len", workers.max_model_len),
         ("--max-num-batched-tokens", workers.max_num_batched_tokens),
         ("--max-num-seqs", workers.max_num_seqs),
+        ("--threads", workers.threads),
     ):
         if value is not None:
             argv += [flag, str(value)]
     return tuple(argv)
+
+
+def cores_argv(config: ClusterConfig, number: int) -> tuple[str, ...]:
+    """The n-th worker's cores, where they are given, and as many threads where nobody says how many."""
+    if not config.worker_cores:
+        return ()
+    cores = config.worker_cores[number]
+    threads = () if config.workers.threads is not None else ("--threads", str(len(cores)))
+    return ("--cores", written(cores), *threads)
 
 
 def health_probe(address: str, opener: ChannelOpener = open_channel) -> Callable[[], Awaitable[bool]]:

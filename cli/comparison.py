@@ -41,27 +41,29 @@ def starter(model_dir: Path, workers: WorkerOptions, mode: DisaggregationMode, s
     """How a system is started on the model in `model_dir`; a worker has as many threads as cores."""
 
     def start(system: System) -> AbstractAsyncContextManager[str]:
-        options = replace(
-            workers,
-            threads=min(len(group) for group in system.worker_cores),
-            max_num_batched_tokens=system.step_tokens or workers.max_num_batched_tokens,
-        )
-        config = ClusterConfig(
-            model_dir=model_dir,
-            model_name=model_name(model_dir),
-            num_prefill=len(system.prefill),
-            num_decode=len(system.decode),
-            http_port=0,
-            grpc_port=0,
-            disaggregation=DisaggregationConfig(mode=mode),
-            workers=options,
-            worker_cores=system.worker_cores,
-            drain_timeout_s=2.0,
-            restart=RestartPolicy(max_deaths=1),
-        )
-        return _running(config, say)
+        return _running(cluster_of(system, model_dir, workers, mode), say)
 
     return start
+
+
+def cluster_of(system: System, model_dir: Path, workers: WorkerOptions, mode: DisaggregationMode) -> ClusterConfig:
+    """The cluster that a system is: each worker on its own cores, with a thread for each."""
+    options = replace(
+        workers, threads=None, max_num_batched_tokens=system.step_tokens or workers.max_num_batched_tokens
+    )
+    return ClusterConfig(
+        model_dir=model_dir,
+        model_name=model_name(model_dir),
+        num_prefill=len(system.prefill),
+        num_decode=len(system.decode),
+        http_port=0,
+        grpc_port=0,
+        disaggregation=DisaggregationConfig(mode=mode),
+        workers=options,
+        worker_cores=system.worker_cores,
+        drain_timeout_s=2.0,
+        restart=RestartPolicy(max_deaths=1),
+    )
 
 
 @asynccontextmanager

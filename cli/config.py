@@ -83,7 +83,7 @@ class WorkerOptions:
     max_num_seqs: int | None = None  # requests a step
     scheduling: str = "fcfs"
     prefix_caching: bool = True
-    threads: int = 1
+    threads: int | None = 1  # None: one for each of the worker's cores
 
 
 @dataclass(frozen=True, slots=True)

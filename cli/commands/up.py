@@ -106,7 +106,9 @@ OPTIONS = (
     *POLICY_OPTIONS,
     flags.canary_interval_option,
     *WAY_OPTIONS,
-    flags.threads_option("Compute threads of each worker. [default: the cores divided over the workers, at least 1]"),
+    flags.threads_option(
+        "Compute threads of each worker. [default: its --worker-cores, else all cores divided over the workers]"
+    ),
     option(
         "--worker-cores",
         section="Memory and batching",
@@ -168,7 +170,7 @@ def cluster_config(given: UpFlags, model_dir: Path, security: SecurityOptions | 
     if given["grpc_port"] == given["http_port"] != 0:
         raise ConfigError(f"--grpc-port: {given['grpc_port']} is --http-port as well; each needs a port of its own")
     cores = worker_cores(given)
-    threads = given["threads"] or min(map(len, cores), default=default_threads(given["prefill"] + given["decode"]))
+    threads = given["threads"] or (None if cores else default_threads(given["prefill"] + given["decode"]))
     workers = WorkerOptions(
         connector=given["connector"],
         integrity=given["integrity"],
@@ -249,7 +251,8 @@ class Announcer:
         """The cluster answers: say where, and keep the ready file true from now on."""
         config = cluster.config
         pools = f"{config.num_prefill} prefill + {config.num_decode} decode" if config.num_prefill else "colocated"
-        self._display.say(f"ready: {config.model_name} ({pools}, threads per worker: {config.workers.threads})")
+        threads = "as many as its cores" if config.workers.threads is None else config.workers.threads
+        self._display.say(f"ready: {config.model_name} ({pools}, threads per worker: {threads})")
         self._display.say(f"  OpenAI API  {cluster.http_url}/v1")
         self._display.say(f"  gRPC        {cluster.grpc_address}  diptych.v1.Inference")
         self._display.say(f"  dashboard   {cluster.http_url}/dashboard")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,11 @@ from bench.report import Record
 from bench.serving.measures import Limits
 from bench.serving.requests import Form, Outcome, Reply
 from bench.serving.writer import Writer
+from cli.cluster import cores_argv
+from cli.comparison import cluster_of
+from cli.config import WorkerOptions
 from cli.main import run
+from router.config import DisaggregationMode
 
 BY_KEY = {quantity.key: quantity for quantity in QUANTITIES}
 LIMITS = Limits((("ttft", 500.0), ("tpot", 60.0)))
@@ -154,6 +159,23 @@ def test_systems_take_turns_and_the_second_round_goes_backwards() -> None:
     order = [(number, system.name) for number, system in turns((TWO_POOLS, BOTH, third), 2)]
     assert [name for _, name in order] == [TWO_POOLS.name, BOTH.name, third.name, third.name, BOTH.name, TWO_POOLS.name]
     assert [number for number, _ in order] == [0, 0, 0, 1, 1, 1]
+
+
+def test_each_worker_has_a_thread_for_each_of_its_own_cores() -> None:
+    """Unequal groups too: two pools of three cores and one against two workers of two."""
+    threads = []
+    for system in (apart(((0, 1, 2),), ((3,),)), together(((0, 1), (2, 3)), 128)):
+        config = cluster_of(system, TINY, WorkerOptions(), DisaggregationMode.ALWAYS)
+        assert config.workers.max_num_batched_tokens == system.step_tokens
+        threads += [cores_argv(config, number) for number in range(2)]
+    assert threads == [
+        ("--cores", "0,1,2", "--threads", "3"),
+        ("--cores", "3", "--threads", "1"),
+        ("--cores", "0,1", "--threads", "2"),
+        ("--cores", "2,3", "--threads", "2"),
+    ]
+    given = replace(config, workers=WorkerOptions(threads=1))
+    assert cores_argv(given, 0) == ("--cores", "0,1") and cores_argv(replace(given, worker_cores=()), 0) == ()
 
 
 def test_every_system_is_sent_the_same_prompts_at_the_same_times() -> None:
