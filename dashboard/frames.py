@@ -120,6 +120,7 @@ class Frame(msgspec.Struct, frozen=True, omit_defaults=True, tag="frame"):
     requests: tuple[RequestRow, ...] = ()
     slowest: tuple[RequestRow, ...] | None = None
     failed: tuple[RequestRow, ...] | None = None
+    troubles: tuple[str, ...] = ()  # what is left out of serving though it is there, as the router says it
 
 
 class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, tag="snapshot"):
@@ -135,6 +136,7 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, tag="snapshot"):
     requests: tuple[RequestRow, ...] = ()
     slowest: tuple[RequestRow, ...] = ()
     failed: tuple[RequestRow, ...] = ()
+    troubles: tuple[str, ...] = ()
 
 
 def event(said: Frame | Snapshot) -> bytes:

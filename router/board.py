@@ -13,6 +13,8 @@ import importlib.metadata
 import time
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from contracts.clock import Clock
 from contracts.worker import WorkerKind, WorkerState
 from dashboard.feed import Feed, Watcher
@@ -41,6 +43,8 @@ class Board:
         self._requests = requests
         self._clock = clock
         self._feed = Feed()
+        self.troubles: Callable[[], tuple[str, ...]] = tuple  # asked each second: what is left out of serving, in words
+        self._said: tuple[str, ...] = ()
         self._known: bytes | None = None  # the snapshot of this second, once somebody has come
 
     def watch(self) -> Watcher:
@@ -50,7 +54,7 @@ class Board:
     def _snapshot(self) -> bytes:
         """Encoded once a second at most, however many come."""
         if self._known is None:
-            self._known = event(self.history.snapshot())
+            self._known = event(replace(self.history.snapshot(), troubles=self._said))
         return self._known
 
     def leave(self, watcher: Watcher) -> None:
@@ -75,9 +79,9 @@ class Board:
         running, waiting = self._requests()
         rows = worker_rows(self._registry)
         frame = self.history.tick(Instant(now, time.time()), rows, running, waiting)
-        self._known = None
+        self._known, self._said = None, self.troubles()
         if self._feed.watched:
-            self._feed.publish(self._snapshot() if self.history.redated else event(frame))
+            self._feed.publish(self._snapshot() if self.history.redated else event(replace(frame, troubles=self._said)))
 
 
 def worker_rows(registry: Registry) -> list[WorkerRow]:

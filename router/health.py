@@ -17,6 +17,9 @@ from router.workers.breakers import BreakerReport, Breakers
 from router.workers.pairs import Pair, PairBook, PairState
 from router.workers.registry import Registry, Worker
 
+_MOST_TROUBLES = 6
+_REASON_CHARS = 100
+
 
 @dataclass(frozen=True, slots=True)
 class BadPair:
@@ -89,6 +92,15 @@ class Health:
         registry = f"away: {self._registry.problem}" if self._registry.problem else "ok"
         return HealthReport(status, ready, tuple(missing), pairs, bad_pairs, self._breakers.report(), registry)
 
+    def troubles(self) -> tuple[str, ...]:
+        """What is left out of serving though it is there, in a few words each; the first of them where they are many."""
+        said = ["the registry is away"] if self._registry.problem else []
+        said += [f"{b.worker_id} is left out ({_short(b.reason)})" for b in self._breakers.report()]
+        bad = map(self._bad, self._chooser.bad_pairs())
+        said += [f"no KV from {p.prefill} to {p.decode} ({_short(p.reason)})" for p in bad]
+        more = len(said) - _MOST_TROUBLES
+        return (*said[:_MOST_TROUBLES], *([f"{more} more, see /health"] if more > 0 else []))
+
     def _bad(self, pair: Pair) -> BadPair:
         return BadPair(pair.prefill.worker_id, pair.decode.worker_id, self._book.reason(pair))
 
@@ -96,6 +108,10 @@ class Health:
         states = Counter(_state(worker) for worker in self._registry.workers(kind))
         others = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
         return f"no {kind} worker is ready" + (f" ({others})" if others else "")
+
+
+def _short(reason: str) -> str:
+    return reason if len(reason) <= _REASON_CHARS else f"{reason[:_REASON_CHARS]}…"
 
 
 def _state(worker: Worker) -> str:

@@ -118,6 +118,7 @@ class RouterServer:
         rules = ChatRules(card, config.chat)
         front = HttpFront(service, self._health.report, metrics, limits, new_id, rules)
         self._board = Board(config.model_name, config.slo, self._registry, self._count_requests, clock)
+        self._board.troubles = self._health.troubles
         service.ended = self._board.history.ended
         metrics.pass_gaps(self._board.history.delivered)
         front.show(DashboardFront(self._board))

@@ -107,6 +107,7 @@ class Screen:
         self._look_s = 10
         self._windows: deque[Window] = deque(maxlen=_MINUTE)
         self._workers: tuple[WorkerRow, ...] = ()
+        self._troubles: tuple[str, ...] = ()
         self._requests: deque[RequestRow] = deque(maxlen=_NUM_REQUESTS)
         self._slowest: tuple[RequestRow, ...] = ()
         self._failed: tuple[RequestRow, ...] = ()
@@ -124,14 +125,18 @@ class Screen:
             self._requests.extend(reversed(said.requests))
             self._slowest = self._slowest if said.slowest is None else said.slowest
             self._failed = self._failed if said.failed is None else said.failed
-        self._workers = said.workers
+        self._workers, self._troubles = said.workers, said.troubles
 
     def draw(self, link: str = "live", room: Room = ROOM) -> RenderableType:
         """All of it, as of now; `link` says how the connection is. The last requests get the lines that are left."""
         title = (plain(self._title), "bold")
         head = Text.assemble(title, "  ", (plain(link), "green" if link == "live" else "yellow"))
+        if self._troubles:
+            head.append("\n" + plain(" · ".join(self._troubles))[: room.width], "red")
         slowest, failed = self._slowest[: room.num_others], self._failed[: room.num_others]
-        left = room.height - _LINES_BESIDE - max(1, len(self._workers)) - len(slowest) - len(failed)
+        left = (
+            room.height - _LINES_BESIDE - max(1, len(self._workers)) - len(slowest) - len(failed) - bool(self._troubles)
+        )
         recent = list(reversed(self._requests))[: max(_LEAST, left)]
         return Group(head, "", self._numbers(room), "", self._crew(room), "", _lists(recent, slowest, failed, room))
 

@@ -49,9 +49,9 @@ function now(window) {
   tiles.load.note.textContent = `${count(window.waiting ?? 0)} waiting`;
 }
 
-function trouble(workers) {
+function trouble(workers, troubles) {
   const bad = workers.filter((worker) => worker.state !== "ready" && worker.state !== "starting");
-  const said = bad.map((worker) => `${worker.id} is ${{ suspect: "lost or restarting", gone: "gone", silent: "silent" }[worker.state] ?? worker.state}`).join(" · ");
+  const said = bad.map((worker) => `${worker.id} is ${{ suspect: "lost or restarting", gone: "gone", silent: "silent" }[worker.state] ?? worker.state}`).concat(troubles).join(" · ");
   if ($("trouble").textContent !== said) $("trouble").textContent = said;
   $("trouble").hidden = !said;
 }
@@ -60,7 +60,7 @@ function draw() {
   if (paused || last === null) return;
   now(last.window);
   pools.show(last.workers ?? [], last.window.t);
-  trouble(last.workers ?? []);
+  trouble(last.workers ?? [], last.troubles ?? []);
   $("num-failed").textContent = requests.lists.failed.length || "";
   if (!document.hidden) requests.refresh();
 }
@@ -78,7 +78,7 @@ const stream = new Stream({
     recent.splice(0, recent.length, ...(said.windows ?? []).slice(-said.look_s));
     requests.begin(said);
     const window = recent.at(-1) ?? { t: Date.now() / 1000 };
-    last = { window, workers: said.workers };
+    last = { window, workers: said.workers, troubles: said.troubles };
     draw();
   },
   frame(said) {

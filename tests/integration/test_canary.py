@@ -9,6 +9,7 @@ import pytest
 
 from contracts.errors import InternalError, TransferFailed
 from contracts.worker import ConnectorAddress
+from dashboard.frames import heard
 from kv_transfer.local import Delivery, LocalConnector, LocalHub, WriteFault
 from router.config import CanaryConfig
 from tests.integration.pools import Setup, until
@@ -83,6 +84,9 @@ async def test_a_bad_pair_is_found_and_left_out_and_comes_back_and_no_user_hears
         assert (bad["prefill"], bad["decode"]) == ("prefill-0", "decode-1")
         assert "no way" in bad["reason"]
         assert await running.metric("diptych_bad_pairs") == 1.0
+        running.router._board.tick()
+        shown = heard((await anext(aiter(running.router._board.watch()))).removeprefix(b"data: "))
+        assert [said.partition(" (")[0] for said in shown.troubles] == ["no KV from prefill-0 to decode-1"]
 
         def ask(seed):
             return tokens(running, seed=seed, diptych={"route": "disaggregated"})
@@ -224,6 +228,8 @@ async def test_a_canary_closes_the_breaker_of_a_worker_that_nobody_is_sent_to(tm
         for _ in range(5):
             breakers.begin(worker.info.ref).failed(InternalError("broken"))
         assert [b["state"] for b in (await health(running))["breakers"]] == ["open"]
+        (said,) = running.router._health.troubles()  # on the dashboard
+        assert said.startswith("decode-0 is left out (")
 
         async def closed():
             return (await health(running))["breakers"] == []

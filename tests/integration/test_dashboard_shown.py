@@ -109,7 +109,7 @@ ONE = RequestRow(
 QUICK = RequestRow(2, "quick", T + 1, "stop", "colocated", 12.0, ok=True, good=True, ttft=5.0, decode="d0")
 LOST = RequestRow(3, "lost", T + 1, "UNAVAILABLE", "none", 900.0)
 SNAPSHOT = Snapshot("austen", "9.9", T - 60, 10, Limits(ttft=42.5, itl=80.0), (EARLIER,), (), (ONE,), (ONE,), ())
-FRAME = Frame(LAST, (PREFILL, DECODE), (LOST, QUICK), None, (LOST,))
+FRAME = Frame(LAST, (PREFILL, DECODE), (LOST, QUICK), None, (LOST,), ("no KV from p0 to d0 (refused)",))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -273,7 +273,11 @@ async def test_workers_are_told_in_full_and_trouble_is_called(page):
         assert said in decode, (said, decode)
     assert "reads 4,321 tokens/s" in prefill
     assert await page.evaluate("document.querySelector('[data-id=d0] .meter i').style.width") == "62%"
-    assert await page.locator("#trouble[role=alert]").inner_text() == "d0 is lost or restarting"
+    assert (
+        await page.locator("#trouble[role=alert]").inner_text()
+        == "d0 is lost or restarting · no KV from p0 to d0 (refused)"
+    )
+    assert "no KV from p0 to d0 (refused)" in "\n".join(lines)
     assert await page.get_by_role("article", name="d0").count() == 1
     sums = [await words(page, "#prefill-sum"), await words(page, "#decode-sum")]
     assert sums == ["1 of 1 ready", "0 of 1 ready"]

@@ -180,6 +180,7 @@ async def test_while_redis_is_away_the_last_known_workers_are_used_and_one_that_
     for running in two.routers:
         assert (await health(running))["ready"]["decode"] == 2, "nobody can be heard, so silence means nothing"
         assert (await health(running))["status"] == "ok"
+        assert "the registry is away" in running.router._health.troubles()  # on the dashboard
         assert await running.metric("diptych_registry_up") == 0
         await ask(running, 4)
     await dying.stop()
