@@ -42,7 +42,7 @@ NOT_SERVED: Mapping[str, tuple[JsonValue, ...]] = {
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
     "functions": ([],),
-    "function_call": ("none", "auto"),
+    "function_call": ("none",),
     "response_format": ({"type": "text"},),
     "structured_outputs": (),
     "guided_json": (),
@@ -122,7 +122,7 @@ class CommonBody(Strict):
     # Taken, and without influence on the answer.
     user: str | None = None
     metadata: dict[str, str] | None = None
-    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
+    service_tier: Literal["auto", "default"] | None = None  # the others promise another speed or price
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None

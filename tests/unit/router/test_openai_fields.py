@@ -134,6 +134,8 @@ REFUSED_BESIDES = [
     ("include_reasoning", False),
     ("tool_choice", "required"),
     ("echo", True),
+    ("function_call", "auto"),  # of no functions
+    *(("service_tier", tier) for tier in ("flex", "scale", "priority")),  # another speed or price
 ]
 NOT_IN = {  # that endpoint has no such field: it is refused there as well
     "chat": {"best_of", "suffix", "prompt", "echo", "prompt_embeds"},
