@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from contracts.clock import Clock
 from contracts.errors import InvalidRequest, Overloaded
@@ -21,7 +22,6 @@ from contracts.worker import WorkerLoad
 from engine.commit import Committer, News
 from engine.config import EngineConfig
 from engine.execution.interface import ModelRunner, SampledToken, ScheduledBatch, ScheduledRequest
-from engine.kv.block_lives import LifeListener
 from engine.kv.cache_manager import KVCacheManager
 from engine.kv.lease import KVLease, LeaseError
 from engine.lent import LentLeases
@@ -72,7 +72,7 @@ class Engine:
     """Owns the scheduler, the KV books and every request between admit/adopt and its last delta.
 
     `pace` knows how long steps take here, from warm-up on; it may be read in any thread. `block_news` tells what the prefix cache
-    finds, to whoever listens.
+    finds, to whoever listens; `watch_blocks` takes who hears how long blocks live and lie idle.
     """
 
     def __init__(self, runner: ModelRunner, config: EngineConfig, clock: Clock, pace: Pace | None = None) -> None:
@@ -85,16 +85,13 @@ class Engine:
         caching = self._config.enable_prefix_caching
         self._kv = KVCacheManager(runner.num_blocks, layout.block_size, layout.hash_seed, enable_prefix_caching=caching)
         self.block_news = self._kv.news
+        self.watch_blocks = partial(self._kv.watch_lives, clock.now)
         self._scheduler = Scheduler(self._config, self._kv)
         self._roster = Roster()
         self._lent = LentLeases()
         self._committer = Committer(self._scheduler, self._kv, self._roster, self._lent, runner.eos_token_ids)
         self._num_steps = 0
         self._tempo = Tempo()
-
-    def watch_blocks(self, listener: LifeListener) -> None:
-        """Tell from now on how long blocks of KV live and lie idle."""
-        self._kv.watch_lives(self.clock.now, listener)
 
     def admit(self, request: GenerationRequest, *, retain_kv: bool = False, arrived_s: float | None = None) -> None:
         """Take a request whose KV is to be computed here; an answer that began elsewhere goes on at its next token.

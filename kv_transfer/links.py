@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from contracts.clock import Clock
 from contracts.errors import DiptychError
@@ -63,6 +64,18 @@ class Link:
         return self.connector.capabilities.kind
 
 
+class LinkListener(Protocol):
+    """Who hears what becomes of asking decode workers."""
+
+    def granted(self, waited_s: float) -> object:
+        """A hand-off has room; it has asked for so many seconds, connecting included."""
+        ...
+
+    def untold(self) -> object:
+        """A farewell was not heard: the decode worker keeps the blocks until their lease ends."""
+        ...
+
+
 class Links:
     """All links of one prefill worker. Used from one event loop."""
 
@@ -72,7 +85,7 @@ class Links:
         self.heartbeats = Heartbeats(side.ref, side.clock, self._config)
         self._links: dict[WorkerRef, asyncio.Task[Link]] = {}
         self._farewells: set[asyncio.Task[None]] = set()
-        self.on_untold: Callable[[], object] | None = None  # hears of each farewell that was not heard
+        self.listener: LinkListener | None = None
 
     async def get(self, peer: HandoffPeer, decode: WorkerRef) -> Link:
         """The link to this life of a decode worker, made if need be.
@@ -129,8 +142,8 @@ class Links:
         try:
             await self._asker(farewell.decode).once(peer.abort(farewell))
         except (DiptychError, TimeoutError) as error:
-            if self.on_untold is not None and isinstance(error, NO_ANSWER):
-                self.on_untold()
+            if self.listener is not None and isinstance(error, NO_ANSWER):
+                self.listener.untold()
             logger.info(
                 "hand-off %s: %s was not told of the abort (%s); its lease will end by itself",
                 farewell.handoff_id,

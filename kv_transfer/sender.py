@@ -196,7 +196,8 @@ class Sender:
 
     async def _hand_off(self, result: asyncio.Future[PrefillResult]) -> HandoffStats:
         # Asking ends before the whole time does, so that it is said what was missing: room, or an answer.
-        deadline = self._clock.now() + min(self._config.reserve_timeout_s, _limit_s(self._config, self._facts))
+        asked_s = self._clock.now()
+        deadline = asked_s + min(self._config.reserve_timeout_s, _limit_s(self._config, self._facts))
         link = await self._asker.until_answer(lambda: self._links.get(self._peer, self._facts.decode), deadline)
         facts = self._facts
         request = ReserveRequest(
@@ -204,6 +205,8 @@ class Sender:
         )
         grant = await self._asker.until_answer(lambda: self._asker.once(self._peer.reserve(request)), deadline)
         self._on(SourceEvent.GRANTED)
+        if self._links.listener is not None:
+            self._links.listener.granted(self._clock.now() - asked_s)
         self._links.heartbeats.keep(grant, self._peer, self._give_up)
         try:
             return await self._send(link, grant, result)

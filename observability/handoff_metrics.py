@@ -28,6 +28,7 @@ class SenderMetrics:
         self._endings = counter(registry, names.TRANSFERS)
         self._failed = counter(registry, names.V_NIXL_FAILED).labels(*labels)
         self._untold = counter(registry, names.V_NIXL_UNTOLD).labels(*labels)
+        self._grants = counted(registry, STAGE_BUCKETS, (names.GRANT_WAIT,), ()).series()
         self._bytes = counter(registry, names.SENT_BYTES)
         self._busy = counted(registry, STAGE_BUCKETS, (names.TRANSFER_BUSY,), ())
         self._exposed = counted(registry, STAGE_BUCKETS, (names.TRANSFER_EXPOSED,), ()).series()
@@ -50,6 +51,10 @@ class SenderMetrics:
         self._endings.labels(ending).inc()
         if ending == "failed":
             self._failed.inc()
+
+    def granted(self, waited_s: float) -> None:
+        """A decode worker has room for a hand-off that has asked for so long."""
+        self._grants.observe(waited_s)
 
     def untold(self) -> None:
         """A decode worker could not be told that a hand-off was given up."""

@@ -270,6 +270,7 @@ TRANSFERS_IN_FLIGHT = _gauge(
     "diptych_kv_transfers_in_flight", _P, "Hand-offs that have room at their decode worker and are not over"
 )
 TRANSFERS_ASKING = _gauge("diptych_kv_transfers_asking", _P, "Hand-offs that ask for room at their decode worker")
+GRANT_WAIT = _histogram("diptych_kv_grant_wait_seconds", _P, "From asking a decode worker for room to having it")
 TRANSFERS = _counter("diptych_kv_transfers_total", _P, "Hand-offs by how they ended", has.TRANSFER_OUTCOME)
 SENT_BYTES = _counter("diptych_kv_sent_bytes_total", _P, "KV bytes of committed hand-offs", has.CONNECTOR)
 TRANSFER_BUSY = _histogram(

@@ -42,7 +42,7 @@ class PrefillDoor:
         peers = PeerPool(engine.clock, lambda decode, address: GrpcPeer(decode, address, self._opener))
         worker = PrefillWorker(replace(side, observer=_endings(counts)), engine, peers, self._config)
         worker.on_sent = counts.sent
-        worker.count_untold(counts.untold)
+        worker.links.listener = counts
         counts.watch(worker.num_sending)
         prefill_pb2_grpc.add_PrefillServicer_to_server(PrefillServicer(worker), server)
         return worker

@@ -34,7 +34,9 @@ log = get_logger(__name__)
 
 
 class PrefillWorker:
-    """See the module's docstring. Used from one event loop. `on_sent`, if set, hears of each hand-off that was committed."""
+    """See the module's docstring. Used from one event loop. `on_sent`, if set, hears of each hand-off that was committed, and
+    `links.listener` what becomes of asking decode workers.
+    """
 
     def __init__(
         self, side: Side, engine: Engine, peers: PeerSource, config: RunConfig, loop: LoopFactory = EngineLoop
@@ -45,8 +47,8 @@ class PrefillWorker:
         self.driver = EngineDriver(engine, self._on_output, self._on_started, loop)
         self.blocks = BlockFeed(self.driver)
         self._peers = peers
-        self._links = Links(side, config.sender)
-        self._parts = RunParts(self.driver, self._links, peers, self._clock, config, lambda stats: self.on_sent(stats))
+        self.links = Links(side, config.sender)
+        self._parts = RunParts(self.driver, self.links, peers, self._clock, config, lambda stats: self.on_sent(stats))
         self.on_sent: Callable[[HandoffStats], object] = _unheard
         self._runs: dict[str, PrefillRun] = {}
         self._settling: set[asyncio.Task[None]] = set()
@@ -71,10 +73,6 @@ class PrefillWorker:
     def load(self) -> WorkerLoad:
         """See rpc.lifecycle.ServedWorker."""
         return self.driver.load(self._state)
-
-    def count_untold(self, hear: Callable[[], object]) -> None:
-        """Tell `hear` of each hand-off that was given up without its decode worker's being reached."""
-        self._links.on_untold = hear
 
     def num_sending(self) -> tuple[int, int]:
         """Hand-offs that ask for room, and those that have it and are not over. From any thread."""
@@ -139,7 +137,7 @@ class PrefillWorker:
         self.blocks.close()
         while self._settling:
             await asyncio.wait(set(self._settling))
-        await self._links.close()
+        await self.links.close()
         await self._peers.close()
         await self.driver.stop()
 

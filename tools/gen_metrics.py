@@ -49,11 +49,11 @@ To the first token:
 From there to the second:
 
 * `transfer`: KV on its way after the prompt was computed, as far as the client felt it. What went by before it had the first
-  token is in no gap
+  token is in no gap; that goes for the next three as well
 * `commit`: from the last byte until the decode worker gives the request to its engine
 * `decode_queue`: until the step that makes the second token begins
 * `first_step`: that step
-* `relay`: by how much longer the second token's way to the client was than the first's
+* `relay`: by how much longer the second token's way to the router was than the first's, and writing it to the client
 * `recover`: all of it, where another attempt had to make the second token
 * `gap_unexplained`: what is left, which workers did not tell
 

@@ -36,7 +36,7 @@ class Road(LocalHub):
 
 
 def road(workers, prefill):
-    connector = workers.prefill[prefill].worker._links.side.connectors[0]
+    connector = workers.prefill[prefill].worker.links.side.connectors[0]
     if not isinstance(connector._hub, Road):
         connector._hub = Road(connector._hub)
     return connector._hub

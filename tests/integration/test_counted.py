@@ -195,6 +195,7 @@ def test_hand_offs_in_three_processes(scene):
         ("diptych_kv_transfer_gb_per_second_sum", "diptych_handoff_gb_per_second_sum"),
     ):
         assert prefill.total(ours) == pytest.approx(router.total(theirs)) != 0
+    assert prefill.total("diptych_kv_grant_wait_seconds_count") == committed + 1
     assert decode.by("diptych_kv_reservations_total", "outcome") == {("granted",): committed + 1}
     assert decode.total("diptych_kv_adopted_total") == committed
     assert decode.total("diptych_kv_lease_expired_total") == 1  # what the failed one had

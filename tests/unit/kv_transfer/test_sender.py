@@ -59,6 +59,19 @@ class Peer:
         return await self._answer("renew", self._receiver.renew, message)
 
 
+class Heard:
+    """Counts what a LinkListener hears."""
+
+    def __init__(self):
+        self.waits_s, self.num_untold = [], 0
+
+    def granted(self, waited_s):
+        self.waits_s.append(waited_s)
+
+    def untold(self):
+        self.num_untold += 1
+
+
 @pytest.fixture
 def peer(pair):
     return Peer(pair.receiver)
@@ -143,6 +156,7 @@ async def test_writes_are_bounded(pair):
 
 async def test_no_room_is_asked_again_while_computing_goes_on(pair, peer):
     peer.next["reserve"] = [NoRoom("full", 0.5), NoRoom("full"), WorkerLost("lost"), DeadlineExceeded("slow")]
+    pair.links.listener = heard = Heard()
     sender = pair.sender(peer=peer)
     sender.start()
     sender.advance(8, pair.source_blocks)
@@ -152,6 +166,7 @@ async def test_no_room_is_asked_again_while_computing_goes_on(pair, peer):
     assert sender.state is SourceState.COMPUTING
     await pair.turn(finishing)
     assert peer.heard[1:6] == ["reserve"] * 5
+    assert heard.waits_s == [pytest.approx(0.5 + 0.02 + 0.04 + 0.08)]
     assert list(pair.pool.adopted) == ["h"]
 
 
@@ -188,8 +203,7 @@ async def test_answers_are_final_at_once(pair, peer, call, error):
 )
 async def test_a_farewell_that_does_not_get_through_is_heard_of(pair, peer, answer, untold):
     """A decode worker that has another life by now holds nothing of this one."""
-    heard = []
-    pair.links.on_untold = lambda: heard.append(1)
+    pair.links.listener = heard = Heard()
     peer.next["abort"] = [answer]
     sender = pair.sender(peer=peer)
     sender.start()
@@ -197,7 +211,8 @@ async def test_a_farewell_that_does_not_get_through_is_heard_of(pair, peer, answ
     await sender.abort("bye")
     await settle()
     assert peer.heard[-1] == "abort"
-    assert len(heard) == untold
+    assert heard.num_untold == untold
+    assert heard.waits_s == [0.0]
 
 
 async def test_a_peer_that_never_answers(pair, peer):

@@ -79,6 +79,8 @@ def test_hand_offs_where_they_are_sent(metrics: WorkerMetrics) -> None:
     counts.sent(HandoffStats("a stranger's", 0, 0, 0, 0, 0.0, 0.0))
     counts.ended("failed")
     counts.untold()
+    counts.granted(0.25)
+    assert value(metrics, "diptych_kv_grant_wait_seconds_sum") == 0.25
     assert value(metrics, "vllm:nixl_num_failed_notifications_total", **LABELS) == 1
     assert value(metrics, "diptych_kv_transfers_asking") == 2
     assert value(metrics, "diptych_kv_transfers_in_flight") == 1

@@ -59,7 +59,7 @@ async def test_another_target_is_taken_before_the_one_that_died_was_noticed(kind
         assert asyncio.get_running_loop().time() - began < 3.0, "a call that is not answered takes 5 s to fail"
         assert [ticket.handoff_id for ticket in made.side.tickets] == ["h2"]
         assert [event async for event in events] == []
-        await made.worker._links.close()
+        await made.worker.links.close()
         assert made.side.aborted == ["h"]
 
 
@@ -135,7 +135,7 @@ async def test_targets_that_change_while_the_prompt_computes() -> None:
         assert [step.handoff_id for step in made.steps] == sorted(step.handoff_id for step in made.steps), (
             "one at a time"
         )
-        await made.worker._links.close()
+        await made.worker.links.close()
         assert made.side.aborted == ["h", "h2"]
 
 
@@ -201,7 +201,7 @@ async def test_a_reader_that_leaves_while_the_target_changes_leaves_nothing_behi
         await asyncio.wait((reading,))
         await events.aclose()
         assert not made.connector._copies
-        await made.worker._links.close()
+        await made.worker.links.close()
         assert made.side.aborted == ["h"]
         assert made.side.tickets == []
 

@@ -202,7 +202,7 @@ async def test_leaving_before_room_was_granted_tells_the_decode_side() -> None:
         async with aclosing(made.worker.run(asked(), TARGET, made.targets)) as events:
             assert isinstance(await anext(events), FirstTokens)
             await made.side.reserving.wait()
-        await made.worker._links.close()
+        await made.worker.links.close()
         assert made.side.aborted == ["h"]
 
 
