@@ -33,7 +33,7 @@ LAYOUT = KVLayout("tiny", "float32", 4, 2, 32, 16)
 EOS = 1
 STATS = HandoffStats("local", kv_bytes=4096, num_writes=1, num_blocks=1, transfer_s=0.001, exposed_s=0.0005)
 PREFILL_STAGES = StageTimes(prefill_queue_s=0.001, prefill_compute_s=0.002, transfer_s=0.0005)
-DECODE_STAGES = StageTimes(decode_queue_s=0.001, first_step_s=0.001)
+DECODE_STAGES = StageTimes(decode_queue_s=0.0005, first_step_s=0.001)
 ALONE_STAGES = (StageTimes(), DECODE_STAGES)
 
 
