@@ -1,6 +1,7 @@
 """A real redis-server on a free port of this machine, that can be killed, stopped and started again on the same port."""
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -14,8 +15,10 @@ BINARY = shutil.which("redis-server") or "/usr/bin/redis-server"
 
 
 def require_redis_server() -> None:
-    """Skip the test, with a reason, where there is no redis-server; fail it in CI, where there must be one."""
+    """Skip the test, with a reason, where there is no redis-server; fail it in CI, where there must be one, and for another."""
     if Path(BINARY).exists():
+        said = subprocess.run([BINARY, "--version"], check=True, capture_output=True, text=True).stdout
+        assert re.search(r" v=([7-9]|\d\d)\.", said), f"what the documents promise is Redis 7; this is {said}"
         return
     if os.environ.get("CI") == "true":  # noqa: TID251
         pytest.fail("redis-server is not installed; CI installs it (.ci/run)")

@@ -1,5 +1,8 @@
-"""The router as a process: it is there in a second, without torch or traces; a signal ends it cleanly; a busy port is one line."""
+"""The router as a process: it is there in a second, without torch or traces, with whose policy its flags name; a signal ends it
+cleanly; a busy port is one line.
+"""
 
+import os
 import signal
 import socket
 import subprocess
@@ -27,10 +30,41 @@ code = run_process(lambda: serve(config))
 assert not {"torch", "engine", "observability.tracing.otel", "opentelemetry.exporter"} & sys.modules.keys()
 sys.exit(code)
 """
+COMMAND = """
+import sys
+from cli.main import main
+try:
+    main()
+finally:
+    assert not {"torch", "observability.tracing.otel", "opentelemetry.exporter"} & sys.modules.keys()
+"""
+POLICY = """
+import sys
+
+class Last:
+    def __init__(self, context):
+        sys.stderr.write(f"theirs: {context.kind.name}\\n")
+
+    def choose(self, candidates, query):
+        return candidates[-1]
+"""
 
 
 def start(port):
     return subprocess.Popen([sys.executable, "-c", SCRIPT, str(port)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+
+
+def start_command(port, packages):
+    """`diptych router` where a package is installed whose policy is for prefill workers."""
+    (packages / "theirs.py").write_text(POLICY)
+    about = packages / "theirs-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[diptych.policies]\nlast = theirs:Last\n")
+    command = [sys.executable, "-c", COMMAND, "router", "--model", "tests/fixtures/tiny-austen"]
+    command += ["--http-port", str(port), "--grpc-port", "0", "--prefill-policy", "last"]
+    env = {**os.environ, "PYTHONPATH": str(packages)}  # noqa: TID251
+    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=env)
 
 
 def free_port():
@@ -39,9 +73,9 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def test_it_starts_answers_and_ends_at_a_signal():
+def test_it_starts_answers_and_ends_at_a_signal(tmp_path):
     port = free_port()
-    process = start(port)
+    process = start_command(port, tmp_path)
     try:
         deadline = time.monotonic() + 20
         while True:
@@ -61,6 +95,7 @@ def test_it_starts_answers_and_ends_at_a_signal():
     assert "ready" in log
     assert f"http=127.0.0.1:{port}" in log
     assert "stopped" in log
+    assert [line for line in log.splitlines() if line.startswith("theirs")] == ["theirs: PREFILL"]
     assert "Traceback" not in log
 
 
