@@ -6,9 +6,9 @@
 Both spans end where the client has the token: when it is written to its connection. Workers report durations (seconds), never
 wall-clock instants: the router's clock is the only clock that is compared. `notify` is what the router waited for a first token
 beyond what its worker says that it took: the way there and back. `relay` is by how much longer the second token's way to the
-client was than the first's. Where it was shorter, so much of the stages before went by while the first token was on its way:
-nobody felt that, and it is in no gap (`StageTimes.felt`). No stage is below 0; where workers say that they took more than there
-was, `unexplained` is. What they did not tell is in no stage either, and stays unexplained.
+router was than the first's, and writing it to the client. What of the stages before went by while the first token was on its way
+to the client nobody felt, and it is in no gap (`StageTimes.felt`). No stage is below 0; where workers say that they took more
+than there was, `unexplained` is. What they did not tell is in no stage either, and stays unexplained.
 Does not know requests, workers or metrics.
 """
 
@@ -50,26 +50,6 @@ class StageTimes:
     relay_s: float = 0.0
     recover_s: float = 0.0  # the gap, where another attempt than the first token's made the second: all of it
 
-    def merged(self, other: StageTimes) -> StageTimes:
-        """Both halves of a request's story as one: each stage's durations added."""
-        return StageTimes(
-            admission_s=self.admission_s + other.admission_s,
-            tokenise_s=self.tokenise_s + other.tokenise_s,
-            route_s=self.route_s + other.route_s,
-            prefill_queue_s=self.prefill_queue_s + other.prefill_queue_s,
-            prefill_compute_s=self.prefill_compute_s + other.prefill_compute_s,
-            emit_s=self.emit_s + other.emit_s,
-            transfer_s=self.transfer_s + other.transfer_s,
-            commit_s=self.commit_s + other.commit_s,
-            decode_queue_s=self.decode_queue_s + other.decode_queue_s,
-            first_step_s=self.first_step_s + other.first_step_s,
-            receive_s=self.receive_s + other.receive_s,
-            retry_s=self.retry_s + other.retry_s,
-            notify_s=self.notify_s + other.notify_s,
-            relay_s=self.relay_s + other.relay_s,
-            recover_s=self.recover_s + other.recover_s,
-        )
-
     @property
     def ttft_s(self) -> float:
         """The part of TTFT that is accounted for."""
@@ -91,27 +71,31 @@ class StageTimes:
         told_s = self.transfer_s + self.commit_s + self.decode_queue_s + self.first_step_s
         return told_s + self.relay_s + self.recover_s
 
-    def felt(self, gap_s: float) -> StageTimes:
-        """With the gap's stages, as workers told them, as they are in a gap of so many seconds. What it was longer is `relay`.
+    def felt(self, heard_s: float, gap_s: float) -> StageTimes:
+        """With the gap's stages, as workers told them, as they were felt: the router heard the second token `heard_s` after the
+        first, and its client had it `gap_s` after that.
 
-        What it was shorter went by before it began, which can be no more than the first token's ways to the router and the
-        client took. If that is not all, the commit was shorter: half of what its round trip was nobody's work is a guess.
+        What was longer than the told is `relay`. What was shorter went by while the first token was on its way to the router,
+        which can be no more than `notify`; if that is not all, the commit was shorter: half of what its round trip was nobody's
+        work is a guess. What came while the client was being given the first token, it did not feel.
         """
         if self.recover_s:
             return replace(self, recover_s=gap_s)
-        told_s = (self.transfer_s, self.commit_s, self.decode_queue_s, self.first_step_s)
-        beyond_s = gap_s - sum(told_s)
-        if beyond_s >= 0:
-            return replace(self, relay_s=beyond_s)
-        before_s, left_s = min(-beyond_s, self.notify_s + self.emit_s), []
-        guessed_s = -beyond_s - before_s
-        for stage_s in told_s:
-            cut_s = min(stage_s, before_s)
-            before_s -= cut_s
-            left_s.append(stage_s - cut_s)
-        transfer_s, commit_s, queue_s, step_s = left_s
-        commit_s = max(0.0, commit_s - guessed_s)
-        return replace(self, transfer_s=transfer_s, commit_s=commit_s, decode_queue_s=queue_s, first_step_s=step_s)
+        stages_s = [self.transfer_s, self.commit_s, self.decode_queue_s, self.first_step_s]
+        beyond_s = heard_s - sum(stages_s)
+        ahead_s = min(max(0.0, -beyond_s), self.notify_s)
+        _cut(stages_s, ahead_s)
+        stages_s[1] -= min(stages_s[1], max(0.0, -beyond_s) - ahead_s)
+        stages_s.append(max(0.0, beyond_s))
+        _cut(stages_s, self.emit_s)
+        return replace(
+            self,
+            transfer_s=stages_s[0],
+            commit_s=stages_s[1],
+            decode_queue_s=stages_s[2],
+            first_step_s=stages_s[3],
+            relay_s=stages_s[4] + max(0.0, gap_s - (heard_s - self.emit_s)),
+        )
 
     def by_name(self) -> tuple[tuple[str, float], ...]:
         """All of them in their order, each with its name, which is that of its field without the unit."""
@@ -132,6 +116,14 @@ class StageTimes:
             ("relay", self.relay_s),
             ("recover", self.recover_s),
         )
+
+
+def _cut(stages_s: list[float], most_s: float) -> None:
+    """Take that much from the first of them, what is left of it from the next, and so on."""
+    for place, stage_s in enumerate(stages_s):
+        cut_s = min(stage_s, most_s)
+        stages_s[place] -= cut_s
+        most_s -= cut_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,10 +175,14 @@ class Progress:
             self.stages = replace(self.stages, transfer_s=felt.transfer_s, commit_s=felt.commit_s)
 
     def timed(self, gap_s: float | None) -> StageTimes:
-        """The stages, those of the gap as they were felt in one of so many seconds, once all of them are known."""
-        told = self._told_of_gap
+        """The stages; those of the gap, once all are known, as they were felt by a client that had the second token so long after
+        the first.
+        """
+        told, heard_at = self._told_of_gap, self.heard_at
         known = (told["decode"] and (told["prefill"] or self._alone)) or self.stages.recover_s > 0
-        return self.stages.felt(gap_s) if gap_s is not None and known else self.stages
+        if gap_s is None or len(heard_at) < 2 or not known:
+            return self.stages
+        return self.stages.felt(heard_at[1] - heard_at[0], gap_s)
 
     @property
     def _tells_gap(self) -> bool:

@@ -10,7 +10,7 @@ from observability.labels import FINISHED_REASON, SLO_SHARE
 from observability.metrics import RequestSample, RouterMetrics, WorkerSample
 from observability.slo import Limits
 from observability.slo_metrics import LAST
-from observability.stages import HandoffStats, StageTimes
+from observability.stages import GAP_STAGES, TTFT_STAGES, HandoffStats, Spent, StageTimes
 from observability.worker_metrics import WorkerMetrics
 
 WORKER = WorkerSample("d0", "decode", "ready", 7, 2, 1, 30, 0.5)
@@ -101,13 +101,13 @@ def test_only_the_stages_before_the_first_token_explain_it():
     assert SAMPLE.stages.gap_s == 9.0
 
 
-def test_no_stage_is_left_out_when_two_stories_become_one_and_when_they_are_told():
+def test_no_stage_is_left_out_when_they_are_told_or_added_up():
     names = [f.name for f in fields(StageTimes)]
-    first, second = (StageTimes(*(start + 2.0**place for place in range(len(names)))) for start in (0, 0.25))
-    assert first.ttft_s + first.gap_s == sum(asdict(first).values())
-    both = {name: getattr(first, name) + getattr(second, name) for name in names}
-    assert asdict(first.merged(second)) == both
-    assert {f"{name}_s": duration for name, duration in first.by_name()} == asdict(first)
+    stages = StageTimes(*(2.0**place for place in range(len(names))))
+    assert stages.ttft_s + stages.gap_s == sum(asdict(stages).values())
+    assert stages.ttft_s == sum(getattr(stages, f"{name}_s") for name in TTFT_STAGES)
+    assert [name for name, _ in stages.by_name()] == [*TTFT_STAGES, *GAP_STAGES]
+    assert Spent(stages).by_field() == asdict(stages)
 
 
 def test_a_failure_is_no_latency():

@@ -280,9 +280,7 @@ class StageTimes(google.protobuf.message.Message):
     recover_s: builtins.float
     """The gap between the first and the second token, where another attempt had to make the second: all of it."""
     relay_s: builtins.float
-    """By how much longer the second token's way to the client was than the first's; where it was shorter, what went by before
-    the client had the first token is in no stage.
-    """
+    """By how much longer the second token's way to the router was than the first's, and writing it to the client."""
     def __init__(
         self,
         *,
