@@ -25,6 +25,7 @@ import msgspec
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cli.config import ClusterConfig, DoorOptions
+from cli.options import MAX_PORT
 from cli.ports import KeptPort, keep_port
 from cli.process import ProcessListener, ProcessSpec, ProcessState, ProcessStatus, SupervisedProcess
 from contracts.clock import Clock, MonotonicClock
@@ -39,6 +40,7 @@ from rpc.tls_context import client_context
 PROBE_TIMEOUT_S = 2.0
 SEEN_PAUSE_S = 0.1
 MIN_STOP_S = 2.0
+METRICS_PORTS_FLAG = "--worker-metrics-ports"
 
 
 class ClusterFailed(DiptychError):
@@ -81,9 +83,11 @@ class LocalCluster:
             apart = self._keep("127.0.0.1", 0, "--worker-port") if config.security.apart else None
             names = [("prefill", f"prefill-{i}") for i in range(config.num_prefill)]
             names += [("decode", f"decode-{i}") for i in range(config.num_decode)]
+            metrics_ports = in_a_row(config.metrics_ports[0], config.num_prefill)
+            metrics_ports += in_a_row(config.metrics_ports[1], config.num_decode)
             workers = [
-                (*named, self._keep("127.0.0.1", 0, "--host"), self._keep("127.0.0.1", 0, "--metrics-port"))
-                for named in names
+                (*named, self._keep("127.0.0.1", 0, "--host"), self._keep("127.0.0.1", port, METRICS_PORTS_FLAG))
+                for named, port in zip(names, metrics_ports, strict=True)
             ]
         except ConfigError:
             self._release_ports()
@@ -286,6 +290,13 @@ class _Health(msgspec.Struct):
     """What the router's /health says of the workers that it knows: how many of each pool are ready."""
 
     ready: dict[str, int]
+
+
+def in_a_row(first: int, count: int) -> list[int]:
+    """Ports, 0 for any. Raises ConfigError where the numbers end before the workers do."""
+    if first + count - 1 > MAX_PORT:
+        raise ConfigError(f"{METRICS_PORTS_FLAG}: {count} workers from {first} on need ports above {MAX_PORT}")
+    return [first + number if first else 0 for number in range(count)]
 
 
 async def _known_workers(http_url: str, identity: TlsConfig | None) -> dict[str, int]:

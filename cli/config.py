@@ -117,6 +117,7 @@ class ClusterConfig:
     door: DoorOptions = field(default_factory=DoorOptions)
     security: SecurityOptions = field(default_factory=SecurityOptions)
     workers: WorkerOptions = field(default_factory=WorkerOptions)
+    metrics_ports: tuple[int, int] = (0, 0)  # of the first prefill and decode worker, the next ones follow; 0: any
     worker_cores: tuple[Cores, ...] = ()  # of each worker, prefill workers first; empty: any
     log_level: str = "warning"
     drain_timeout_s: float = 10.0

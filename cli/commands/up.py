@@ -16,7 +16,7 @@ from typing import Unpack
 
 import click
 
-from cli.cluster import LocalCluster
+from cli.cluster import METRICS_PORTS_FLAG, LocalCluster
 from cli.clustersecurity import SecurityOptions, cluster_security
 from cli.commands import flags
 from cli.commands.admissionflags import ADMISSION_OPTIONS, AdmissionFlags, admission_config, limits_config
@@ -29,7 +29,7 @@ from cli.commands.tracingflags import TracingFlags, otlp_option, traces
 from cli.commands.wayflags import WAY_OPTIONS, WayFlags, disaggregation_config
 from cli.config import ClusterConfig, DoorOptions, RestartPolicy, WorkerOptions, default_threads
 from cli.modelsource import fetch
-from cli.options import POSITIVE_SECONDS, SectionedCommand, apply, option
+from cli.options import PORT, POSITIVE_SECONDS, SectionedCommand, apply, option
 from cli.process import ProcessStatus
 from cli.readyfile import ReadyFile
 from cli.status import LiveDisplay, PlainDisplay, make_display
@@ -59,6 +59,7 @@ class UpFlags(AdmissionFlags, ChatFlags, DashboardFlags, KeyFlags, PolicyFlags, 
     canary_interval: float
     threads: int | None
     worker_cores: str | None
+    worker_metrics_ports: tuple[int, int]
     kv_memory: int
     max_num_batched_tokens: int | None
     max_num_seqs: int | None
@@ -125,6 +126,16 @@ OPTIONS = (
     flags.host_option("Where the router listens; 0.0.0.0 is everywhere."),
     flags.http_port_option,
     flags.grpc_port_option("gRPC API; 0 takes a free port."),
+    option(
+        METRICS_PORTS_FLAG,
+        section="Addresses",
+        type=(PORT, PORT),
+        default=(0, 0),
+        show_default=False,
+        metavar="PREFILL DECODE",
+        help="Metrics of the first prefill and the first decode worker, on 127.0.0.1; the next ones' ports follow. "
+        "9101 9201 is what deploy/prometheus scrapes. [default: any free ones]",
+    ),
     *KEY_OPTIONS,
     secret_option,
     option(
@@ -205,6 +216,7 @@ def cluster_config(given: UpFlags, model_dir: Path, security: SecurityOptions | 
             slo=slo_config(given),
         ),
         workers=workers,
+        metrics_ports=given["worker_metrics_ports"],
         worker_cores=cores,
         security=security if security is not None else SecurityOptions(),
         log_level=given["log_level"],

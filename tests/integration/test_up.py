@@ -16,6 +16,7 @@ import httpx
 import psutil
 import pytest
 
+from cli.ports import keep_port
 from cli.top.watch import Source, events
 from contracts.pb.diptych.v1 import handoff_pb2, prefill_pb2, registry_pb2
 
@@ -121,8 +122,12 @@ def assert_only_the_cluster_may_speak(addresses):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_answers_and_a_signal_leaves_nothing(tmp_path, number):
     before = shm_entries()
-    with up(tmp_path) as cluster:
+    metrics = keep_port("127.0.0.1", 0, "--x")
+    metrics.release()
+    with up(tmp_path, "--worker-metrics-ports", "0", str(metrics.port)) as cluster:
         facts = cluster.facts
+        exported = httpx.get(f"http://{metrics.local_address}/metrics", trust_env=False).text
+        assert 'engine="decode"' in exported, exported
         assert [p["state"] for p in facts["processes"]] == ["ready"] * 3
         assert cluster.complete() == cluster.complete()
         assert len(cluster.children) == 3

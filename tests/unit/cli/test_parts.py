@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cli.cluster import router_argv, worker_argv
+from cli.cluster import in_a_row, router_argv, worker_argv
 from cli.commands.admissionflags import admission_config, limits_config
 from cli.commands.decode import decode_config
 from cli.commands.doctor import examine
@@ -175,6 +175,12 @@ def test_children_are_started_with_flags_that_their_commands_know(tmp_path):
                 assert policy_config(context.params) == config.policies
     finally:
         port.release()
+
+
+def test_workers_metrics_have_the_ports_that_follow_the_first():
+    assert in_a_row(9101, 3) == [9101, 9102, 9103] and in_a_row(0, 2) == [0, 0] and in_a_row(65535, 1) == [65535]
+    with pytest.raises(ConfigError, match="--worker-metrics-ports: 2 workers from 65535 on"):
+        in_a_row(65535, 2)
 
 
 @pytest.mark.parametrize("integrity", list(Integrity))
