@@ -96,10 +96,10 @@ export class Charts {
     return Math.max(0, ...chart.lines.flatMap((line) => this.windows.map(line.value)).filter((value) => value !== null));
   }
 
-  begin(windows, limits) {
+  begin(windows, limits, drawn) {
     this.windows = windows.slice(-SPAN);
     this.limits = limits;
-    this.draw();
+    if (drawn) this.draw();
   }
 
   push(window, drawn) {

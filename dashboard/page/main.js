@@ -74,7 +74,7 @@ const stream = new Stream({
     document.title = `${said.model} · Diptych`;
     $("about").textContent = `Diptych ${said.version} · this router is up since ${clock(said.since)} · percentiles are of ${said.look_s} s`;
     charts ??= new Charts($("charts"));
-    charts.begin(said.windows ?? [], said.limits);
+    charts.begin(said.windows ?? [], said.limits, !paused);
     recent.splice(0, recent.length, ...(said.windows ?? []).slice(-said.look_s));
     requests.begin(said);
     const window = recent.at(-1) ?? { t: Date.now() / 1000 };

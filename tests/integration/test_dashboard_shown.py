@@ -2,6 +2,7 @@
 hard to read. The events are written down here, so that every number has one place where it may come from.
 """
 
+import asyncio
 import io
 import re
 from contextlib import asynccontextmanager
@@ -109,7 +110,7 @@ ONE = RequestRow(
 QUICK = RequestRow(2, "quick", T + 1, "stop", "colocated", 12.0, ok=True, good=True, ttft=5.0, decode="d0")
 LOST = RequestRow(3, "lost", T + 1, "UNAVAILABLE", "none", 900.0)
 SNAPSHOT = Snapshot("austen", "9.9", T - 60, 10, Limits(ttft=42.5, itl=80.0), (EARLIER,), (), (ONE,), (ONE,), ())
-FRAME = Frame(LAST, (PREFILL, DECODE), (LOST, QUICK), None, (LOST,), ("no KV from p0 to d0 (refused)",))
+FRAME = Frame(LAST, (PREFILL, DECODE), (LOST, QUICK), (ONE, QUICK), (LOST,), ("no KV from p0 to d0 (refused)",))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -120,8 +121,8 @@ async def browser():
 
 
 @asynccontextmanager
-async def shown(browser, *said, **options):
-    """The page, which has heard all of this, and hears no more."""
+async def shown(browser, *said, later=None, **options):
+    """The page, which has heard all of this, and hears no more but what is `later`'s result, if somebody sets that."""
     files, answered = load_files(), []
 
     async def answer(route):
@@ -129,11 +130,12 @@ async def shown(browser, *said, **options):
         if path != EVENTS_PATH:
             file = files[INDEX if path == PAGE else path.removeprefix(f"{PAGE}/")]
             await route.fulfill(content_type=file.media_type, body=file.content)
-        elif answered:
+        elif len(answered) == (1 if later is None else 2):
             await route.abort()
         else:
             answered.append(path)
-            await route.fulfill(content_type="text/event-stream", body=b"".join(map(event, said)))
+            heard = said if len(answered) == 1 else await later
+            await route.fulfill(content_type="text/event-stream", body=b"".join(map(event, heard)))
 
     context = await browser.new_context(timezone_id="UTC", **options)
     page = await context.new_page()
@@ -296,7 +298,7 @@ async def test_a_request_is_drawn_by_stage_and_tells_its_story(page):
     order = [*list(STAGES)[:8], "unexplained", *list(STAGES)[8:], "second_unexplained"]
     whole = sum(times.values())
     assert drawn == [[f"s-{stage}", pytest.approx(times[stage] / whole * 100, abs=0.06)] for stage in order]
-    for tab, expected in (("slowest", ["1"]), ("failed", ["3"])):
+    for tab, expected in (("slowest", ["1", "2"]), ("failed", ["3"])):
         await page.click(f"#tab-{tab}")
         assert [await row.get_attribute("data-n") for row in await rows.all()] == expected, tab
     assert await words(page, "#num-failed") == "1"
@@ -311,7 +313,7 @@ async def test_a_request_is_drawn_by_stage_and_tells_its_story(page):
         "length, over a limit: first token 43.0 ms of 42.5 ms",
         "120 tokens, 16 of them cached",
         "22 tokens, one each 12.5 ms",
-        "0.50 ms of 43.0 ms; of the 36.0 ms to the second token, 2.0 ms",
+        "Unexplained 0.50 ms of 43.0 ms; of the 36.0 ms to the second token, 2.0 ms",
         "2.0 MiB by shm at 0.49 GB/s; 3 blocks sent, 1 there already; 4.3 ms busy, 2.8 ms exposed",
         "predicted to delay users least (predicted delay: two pools 51.0 ms, one worker 62.0 ms, came out 53.0 ms)",
         "1 attempts failed, 2 moves off draining workers, 4 hand-offs failed",
@@ -359,3 +361,35 @@ async def test_every_word_can_be_read(browser):
             seen, unreadable = await page.evaluate(CONTRAST)
             assert seen > 150
             assert unreadable == {}, scheme
+
+
+async def test_a_picture_that_is_held_holds_still_and_a_theme_that_is_chosen_stays(browser):
+    """Held, also when the router ends its stream, as it does every few minutes, and all comes anew."""
+    after = Window(T + 2, Spread(71.0, 72.0, 73.0), tokens=9)
+    again = Snapshot(
+        "austen", "9.9", T - 60, 10, Limits(), (EARLIER, LAST, after), (PREFILL,), (QUICK,), (QUICK,), (LOST,)
+    )
+    drawn = "...[...document.querySelectorAll('canvas')].map((canvas) => canvas.toDataURL())"
+    picture = f"() => [document.querySelector('main').innerText, {drawn}]"
+    later = asyncio.get_running_loop().create_future()
+    async with shown(browser, SNAPSHOT, FRAME, later=later) as page:
+        await page.keyboard.press("p")
+        assert await page.locator("#pause").get_attribute("aria-pressed") == "true"
+        before = await page.evaluate(picture)
+        begun = page.expect_request_finished(lambda request: request.url.endswith(EVENTS_PATH))
+        async with begun:
+            later.set_result((again,))
+        await page.wait_for_function("document.getElementById('link').dataset.state === 'away'")
+        assert await page.evaluate(picture) == before
+        await page.keyboard.press("p")
+        held, now = before, await page.evaluate(picture)
+        assert "71.0 ms" in now[0]
+        assert [a != b for a, b in zip(held, now, strict=True)][:2] == [True, True]
+        for tab, expected in (("slowest", "2"), ("failed", "3")):
+            await page.click(f"#tab-{tab}")
+            assert await page.locator("button.request").get_attribute("data-n") == expected
+        for expected in ("light", "dark"):
+            await page.keyboard.press("t")
+            assert await page.evaluate("document.documentElement.dataset.theme") == expected
+        await page.reload()
+        assert await page.evaluate("document.documentElement.dataset.theme") == "dark"
