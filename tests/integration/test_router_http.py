@@ -328,6 +328,9 @@ async def test_names_and_traces_are_passed_on(served):
     for headers, body_id, name, passed in (
         ({"X-Request-Id": "head", "traceparent": trace}, "body", "head", trace),
         ({"traceparent": "nonsense"}, "body", "body", ""),
+        ({"traceparent": "ff" + trace[2:]}, "body", "body", ""),
+        ({"traceparent": f"00-{'0' * 32}-00f067aa0ba902b7-01"}, "body", "body", ""),
+        ({"traceparent": f"{trace[:36]}{'0' * 16}-01"}, "body", "body", ""),
     ):
         response = await served.http.post("/v1/completions", json={**BASE, "request_id": body_id}, headers=headers)
         assert response.headers["x-request-id"] == name
