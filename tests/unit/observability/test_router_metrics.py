@@ -2,9 +2,11 @@
 
 from dataclasses import asdict, fields, replace
 
+from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from observability.decision_metrics import DecisionMetrics
 from observability.handoff_metrics import SenderMetrics
 from observability.labels import FINISHED_REASON, SLO_SHARE
 from observability.metrics import RequestSample, RouterMetrics, WorkerSample
@@ -62,6 +64,91 @@ def test_a_request_in_numbers():
     assert value(metrics, "diptych_handoff_kv_bytes_total", connector="shm") == 4096
     assert abs(value(metrics, "diptych_stage_seconds_sum", stage="ttft_unexplained") - 0.1) < 1e-9
     assert abs(value(metrics, "diptych_handoff_gb_per_second_sum", connector="shm") - 4096e-9 / 0.01) < 1e-12
+
+
+def test_every_number_of_a_request_is_under_every_name_that_it_has():
+    """No two of them are alike, so that one in another's place is seen."""
+    handoff = HandoffStats("tcp", 4_000_000, 5, 7, 3, 0.016, 0.008)
+    sample = replace(
+        SAMPLE,
+        e2e_s=2.5,
+        num_prompt_tokens=101,
+        num_cached_tokens=37,
+        num_output_tokens=29,
+        num_longest_tokens=17,
+        max_tokens=23,
+        num_answers=2,
+        stages=StageTimes(*(2.0**-place for place in range(4, 19))),
+        gap_s=0.25,
+        handoffs=(handoff,),
+        num_failed_handoffs=11,
+    )
+    metrics = RouterMetrics("m", list, lambda: (0, 0))
+    metrics.request_finished(sample)
+    stages = sample.stages
+    queue_s, compute_s, decode_s = stages.admission_s + stages.prefill_queue_s, stages.prefill_compute_s, 2.0
+    of_one_engine = {
+        "vllm:prompt_tokens_total": 101,
+        "vllm:generation_tokens_total": 29,
+        "vllm:prefix_cache_queries_total": 101,
+        "vllm:prefix_cache_hits_total": 37,
+        "vllm:request_queue_time_seconds_sum": queue_s,
+        "vllm:request_prefill_time_seconds_sum": compute_s,
+        "vllm:request_decode_time_seconds_sum": decode_s,
+        "vllm:request_inference_time_seconds_sum": compute_s + decode_s,
+        "vllm:request_prompt_tokens_sum": 101,
+        "vllm:request_generation_tokens_sum": 29,
+        "vllm:request_max_num_generation_tokens_sum": 17,
+        "vllm:request_prefill_kv_computed_tokens_sum": 64,
+        "vllm:request_params_n_sum": 2,
+        "vllm:request_params_max_tokens_sum": 23,
+        "vllm:time_to_first_token_seconds_sum": 0.5,
+        "vllm:e2e_request_latency_seconds_sum": 2.5,
+        "vllm:request_time_per_output_token_seconds_sum": 0.125,
+    }
+    ours = {
+        "diptych_prompt_tokens_total": 101,
+        "diptych_cached_prompt_tokens_total": 37,
+        "diptych_generated_tokens_total": 29,
+        "diptych_ttft_seconds_sum": 0.5,
+        "diptych_e2e_seconds_sum": 2.5,
+        "diptych_tpot_seconds_sum": 0.125,
+        "diptych_second_token_gap_seconds_sum": 0.25,
+        "diptych_failed_handoffs_total": 11,
+        "diptych_handoff_exposed_seconds_sum": 0.008,
+    }
+    assert {name: value(metrics, name, model_name="m", engine="0") for name in of_one_engine} == of_one_engine
+    assert {name: value(metrics, name) for name in ours} == ours
+    assert value(metrics, "vllm:prompt_tokens_by_source_total", source="local_compute") == 64
+    assert value(metrics, "vllm:prompt_tokens_by_source_total", source="local_cache_hit") == 37
+    assert value(metrics, "vllm:request_success_total", finished_reason="length") == 1
+    by_connector = {
+        "diptych_handoffs_total": 1,
+        "diptych_handoff_kv_bytes_total": 4_000_000,
+        "diptych_handoff_transfer_seconds_sum": 0.016,
+        "diptych_handoff_gb_per_second_sum": 0.25,
+    }
+    assert {name: value(metrics, name, connector="tcp") for name in by_connector} == by_connector
+    assert value(metrics, "diptych_handoff_blocks_total", state="sent") == 7
+    assert value(metrics, "diptych_handoff_blocks_total", state="cached") == 3
+    staged = {name: value(metrics, "diptych_stage_seconds_sum", stage=name) for name, _ in stages.by_name()}
+    assert staged == dict(stages.by_name())
+
+
+def test_what_a_way_was_predicted_and_came_to_cost():
+    registry = CollectorRegistry()
+    metrics = DecisionMetrics(registry)
+    for _ in range(3):
+        metrics.decided("colocated", "cheaper")
+    metrics.measured("colocated", 0.75, 0.5, 0.125)
+    metrics.measured("colocated", 9.0, None, None)
+    way = {"path": "colocated"}
+    assert registry.get_sample_value("diptych_disagg_decisions_total", way | {"reason": "cheaper"}) == 3
+    assert registry.get_sample_value("diptych_disagg_predicted_seconds_total", way) == 0.5
+    assert registry.get_sample_value("diptych_disagg_measured_seconds_total", way) == 0.75
+    assert registry.get_sample_value("diptych_disagg_prediction_error_seconds_sum", way) == 0.25
+    assert registry.get_sample_value("diptych_disagg_regret_seconds_sum") == 0.125
+    assert registry.get_sample_value("diptych_disagg_regret_seconds_count") == 1
 
 
 def test_a_stage_that_did_not_happen_is_no_stage_of_no_time():
@@ -135,7 +222,15 @@ def test_vllm_s_count_of_requests_has_each_that_was_begun_and_no_other():
 def test_a_worker_that_has_gone_leaves_no_series():
     workers = [WORKER]
     metrics = RouterMetrics("m", lambda: workers, lambda: (3, 2))
-    assert value(metrics, "diptych_worker_kv_usage_ratio", worker_id="d0") == 0.5
+    of_it = {
+        "diptych_worker_running_requests": 2,
+        "diptych_worker_waiting_requests": 1,
+        "diptych_worker_queued_tokens": 30,
+        "diptych_worker_kv_usage_ratio": 0.5,
+        "diptych_worker_epoch": 7,
+    }
+    assert {name: value(metrics, name, worker_id="d0", pool="decode") for name in of_it} == of_it
+    assert (value(metrics, "diptych_requests_running"), value(metrics, "diptych_requests_waiting")) == (3, 2)
     assert value(metrics, "diptych_workers", pool="decode", state="ready") == 1
     assert value(metrics, "vllm:num_requests_running") == 2
     assert value(metrics, "vllm:num_requests_waiting") == 3
