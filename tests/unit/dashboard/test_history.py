@@ -63,6 +63,14 @@ def test_times_rise_however_the_time_of_day_is_set(step_s):
     assert not told.redated
 
 
+def test_stages_that_say_too_much_are_as_unexplained_as_those_that_say_too_little():
+    told = history()
+    told.ended(finished())
+    told.ended(finished(ttft_s=0.03, gap_s=0.02))  # 15 ms of the first token, 10 of the gap beyond what there was
+    window = told.tick(at(1), (), 0, 0).window
+    assert (window.unexplained.p99, window.second_unexplained.p99) == (pytest.approx(14.9), pytest.approx(9.94))
+
+
 def test_percentiles_forget():
     told = history()
     told.ended(finished())

@@ -1,13 +1,18 @@
 """What the dashboard is fed with: however many come, a snapshot is made once a second."""
 
+import dataclasses
+
 import pytest
+from msgspec.structs import replace
 
 from contracts.clock import VirtualClock
 from contracts.errors import Overloaded
+from contracts.kv_layout import KVLayout
+from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef, WorkerState
 from dashboard.feed import MOST_WATCHERS
-from dashboard.frames import Frame, Snapshot, heard
+from dashboard.frames import Frame, Snapshot, WorkerRow, heard
 from dashboard.slo import SloConfig
-from router.board import Board
+from router.board import Board, worker_rows
 from router.config import RegistryConfig
 from router.workers.embedded_registry import EmbeddedRegistry
 
@@ -56,3 +61,27 @@ async def test_watchers_are_told_all_anew_when_the_time_of_day_is_set_back(monke
         wall_s[0] += step_s
         board.tick()
         assert isinstance(heard((await anext(events)).removeprefix(b"data: ")), kind)
+
+
+async def test_a_worker_is_told_of_as_it_was_last_heard_and_its_silence_as_well():
+    clock = VirtualClock()
+    registry = EmbeddedRegistry(RegistryConfig(5.0, 0.5), "m", clock)
+    board = Board("m", SloConfig(), registry, lambda: (1, 2), clock)
+    layout = KVLayout("m", "float32", 1, 1, 8, 16)
+    info = WorkerInfo(WorkerRef("d0", 77), WorkerKind.DECODE, "a:1", "m", layout, ("shm", "tcp"), 100, 10, 64, 8)
+    load = WorkerLoad(WorkerState.READY, 1, 2, 30, 0.25, 0.004, 500.0)
+    row = WorkerRow("d0", "decode", "ready", 77, "a:1", 2, 1, 30, 8, 0.25, 10, ("shm", "tcp"), 4.0, 500.0)
+    await registry.announce(info, load)
+    assert worker_rows(registry) == [row]
+    await clock.advance(2.6)
+    assert worker_rows(registry) == [replace(row, state="silent")]
+    await registry.announce(info, load)
+    registry.suspect(info.ref)
+    assert worker_rows(registry) == [replace(row, state="suspect")]
+    await registry.announce(info, dataclasses.replace(load, state=WorkerState.DRAINING))
+    assert [told.state for told in worker_rows(registry)] == ["draining"]
+    board.tick()
+    watcher = board.watch()
+    (window,) = read(await anext(aiter(watcher))).windows
+    assert (window.running, window.waiting) == (1, 2)
+    board.close()
