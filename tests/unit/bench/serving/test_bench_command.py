@@ -131,8 +131,16 @@ def test_a_server_that_does_not_answer_ends_the_warm_up_in_time(
     assert "error: no end of a request to warm up within 0.1 s" in capsys.readouterr().err
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell lets what it starts in the background ignore Ctrl-C; tests may be started so."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def test_ctrl_c_keeps_the_loads_that_came_to_their_end(
-    base_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    base_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], interruptible: None
 ) -> None:
     args = ("--model", "interrupting", "--num-warmups", "0", "--max-concurrency", "1,2", "--no-plots")
     assert serve(base_url, *args, "--result-dir", str(tmp_path)) == 130
