@@ -9,8 +9,8 @@ DASHBOARDS = sorted((Path(__file__).resolve().parents[2] / "deploy" / "grafana" 
 _SELECTOR = re.compile(r"((?:diptych[_:]|vllm:|process_)[\w:]+|\bup\b)\s*(\{[^}]*\})?\s*(\[[^\]]*\])?")
 _COMPARED = re.compile(r"(==|!=|>=|<=|>|<)")
 _HIDDEN = re.compile(r"\{[^}]*\}|\"[^\"]*\"|\[[^\]]*\]")
-# `x unless x offset 15m` asks whether a series is new; a counter's own value is nobody's mean there.
-_NEW = re.compile(r"\((\w+) unless \1 offset \w+\)")
+# What asks whether a series is new, or takes for its increase what it came with: a counter's own value is no mean there.
+_NEW = re.compile(r"\((\w+) unless \1 offset \w+\)|clamp_min\((\w+) - \2 offset [$\w]+, 0\) or \2")
 
 
 @dataclass(frozen=True)
