@@ -42,12 +42,15 @@ def _figure(comparison: Comparison, quantities: Sequence[Quantity], path: Path) 
         for column, length in enumerate(lengths):
             axes = figure.add_subplot(len(quantities), len(lengths), row * len(lengths) + column + 1)
             _lines(axes, comparison, quantity, length)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=len(comparison.systems))
     figure.savefig(path, dpi=110)
     return path
 
 
 def _lines(axes: Axes, comparison: Comparison, quantity: Quantity, length: int) -> None:
     """A line a system through its medians, a bar from its lowest run to its highest."""
+    from matplotlib.ticker import LogFormatter
+
     cells = [cell for cell in comparison.cells if cell.input_len == length]
     for system, marker in zip(comparison.systems, _MARKERS * len(comparison.systems), strict=False):
         known = [(cell.rate, runs) for cell in cells if (runs := comparison.runs(cell, system, quantity))]
@@ -63,7 +66,8 @@ def _lines(axes: Axes, comparison: Comparison, quantity: Quantity, length: int) 
     axes.set_ylabel(quantity.unit, fontsize="small")
     if quantity.lower_is_better:
         axes.set_yscale("log")
+        for ticks in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            ticks(LogFormatter(minor_thresholds=(1.5, 0.5)))
     else:
         axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3, which="both")
-    axes.legend(fontsize="x-small")
