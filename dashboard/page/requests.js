@@ -187,7 +187,7 @@ function facts(request, limits) {
     const costs = [decision.remote !== undefined && `two pools ${duration(decision.remote)}`, decision.local !== undefined && `one worker ${duration(decision.local)}`, decision.measured !== undefined && `came out ${duration(decision.measured)}`].filter(Boolean);
     found.push(["Its way", `${request.route}: ${REASONS[decision.reason] ?? decision.reason}${costs.length ? ` (predicted delay: ${costs.join(", ")})` : ""}`]);
   }
-  const troubles = [[request.failures, "attempts failed"], [request.moves, "moves off draining workers"], [request.failed_handoffs, "hand-offs failed"]].filter(([number]) => number);
-  if (troubles.length) found.push(["Trouble", troubles.map(([number, what]) => `${number} ${what}`).join(", ")]);
+  const troubles = [[request.failures, "attempt", " failed"], [request.moves, "move", " off draining workers"], [request.failed_handoffs, "hand-off", " failed"]].filter(([number]) => number);
+  if (troubles.length) found.push(["Trouble", troubles.map(([number, what, more]) => `${number} ${what}${number === 1 ? "" : "s"}${more}`).join(", ")]);
   return found;
 }

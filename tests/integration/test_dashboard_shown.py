@@ -275,10 +275,9 @@ async def test_workers_are_told_in_full_and_trouble_is_called(page):
         assert said in decode, (said, decode)
     assert "reads 4,321 tokens/s" in prefill
     assert await page.evaluate("document.querySelector('[data-id=d0] .meter i').style.width") == "62%"
-    assert (
-        await page.locator("#trouble[role=alert]").inner_text()
-        == "d0 is lost or restarting · no KV from p0 to d0 (refused)"
-    )
+    trouble = page.locator("#trouble[role=alert]")
+    assert await trouble.is_visible()
+    assert await trouble.inner_text() == "d0 is lost or restarting · no KV from p0 to d0 (refused)"
     assert "no KV from p0 to d0 (refused)" in "\n".join(lines)
     assert await page.get_by_role("article", name="d0").count() == 1
     sums = [await words(page, "#prefill-sum"), await words(page, "#decode-sum")]
@@ -316,7 +315,7 @@ async def test_a_request_is_drawn_by_stage_and_tells_its_story(page):
         "Unexplained 0.50 ms of 43.0 ms; of the 36.0 ms to the second token, 2.0 ms",
         "2.0 MiB by shm at 0.49 GB/s; 3 blocks sent, 1 there already; 4.3 ms busy, 2.8 ms exposed",
         "predicted to delay users least (predicted delay: two pools 51.0 ms, one worker 62.0 ms, came out 53.0 ms)",
-        "1 attempts failed, 2 moves off draining workers, 4 hand-offs failed",
+        "1 attempt failed, 2 moves off draining workers, 4 hand-offs failed",
     ):
         assert said in story, (said, story)
 
