@@ -45,7 +45,7 @@ def base_url() -> Iterator[str]:
         status, content = b"200 OK", b"".join(EVENTS)
         if head.startswith(b"get"):
             content = b'{"data": [{"id": "small"}]}'
-        elif b'"locked"' in body:
+        elif b'"locked"' in body and b"authorization: bearer k3y\r\n" not in head:
             status, content = b"401 Unauthorized", b'{"error": {"message": "no API key"}}'
         elif b'"hanging-up"' in body:  # as a door with TLS does with whoever brings none
             writer.close()
@@ -188,6 +188,15 @@ def test_a_missing_key_or_authority_is_said_by_its_flag(base_url: str, capsys: p
         assert words in said and ("--api-key-file" in said) == (model == "locked")
 
 
+def test_the_key_of_a_file_is_sent_and_shown_nowhere(
+    base_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "key").write_text("k3y\nand a second line\n")
+    assert serve(base_url, "--model", "locked", "--api-key-file", str(tmp_path / "key")) == 0
+    said = capsys.readouterr()
+    assert "k3y" not in said.err + said.out
+
+
 def test_on_a_terminal_the_table_is_the_result(
     base_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -258,6 +267,20 @@ def test_a_key_that_no_header_holds_is_refused(tmp_path: Path, capsys: pytest.Ca
 def test_an_event_came_when_its_last_byte_did_and_tokens_are_as_the_server_counts() -> None:
     reply = read_stream(1.0, list(zip((2.0, 3.0, 4.0, 5.0), EVENTS, strict=True)))
     assert reply.arrivals_s == (3.0, 4.0) and (reply.text, reply.output_tokens, reply.prompt_tokens) == ("ab", 4, 7)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b'{"choices":[{"text":"a"}]}',
+        b'{"choices":[{"delta":{"reasoning_content":"a"}}]}',
+        b'{"choices":[{"delta":{"reasoning":"a","content":null}}]}',
+    ],
+)
+def test_what_a_server_thinks_counts_as_its_answer(event: bytes) -> None:
+    start, end = b'data: {"choices":[{"delta":{"content":""}}]}\n\n', b"data: [DONE]\n\n"
+    reply = read_stream(1.0, [(2.0, start), (3.0, b"data: " + event + b"\n\n"), (4.0, end)])
+    assert (reply.arrivals_s, reply.text, reply.output_tokens) == ((3.0,), "a", 1)
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,8 @@ def test_the_fields_are_those_of_vllm_by_name_and_meaning() -> None:
     assert fields["max_output_tokens_per_s"] == 5  # of the second answer, within the second second
     entries = details(run)
     assert entries["output_lens"] == [3, 5, 0] and entries["generated_texts"] == ["", "", ""]
-    assert entries["e2els"] == pytest.approx([0.9, 0.9, 0.0]) and entries["itls"][2] == []  # type: ignore[index,call-overload]
+    assert entries["e2els"] == pytest.approx([0.9, 0.9, 0.0]) and entries["ttfts"] == pytest.approx([0.5, 0.1, 0.0])
+    assert entries["itls"] == [pytest.approx([0.2, 0.2]), pytest.approx([0.8]), []]
     assert entries["errors"] == ["", "", "no"] and entries["input_lens"] == [10, 10, 10]
     for each in outcomes[:2]:
         assert each.ttft_s + sum(each.itl_s) == pytest.approx(each.e2el_s)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from pathlib import Path
 
 import pytest
 
 from bench.serving.drive import LoadRun
 from bench.serving.measures import METRICS, measure, parse_limits
 from bench.serving.page import page
-from bench.serving.plots import Across, across_of, draw
+from bench.serving.plots import Across, across_of
 from bench.serving.requests import Outcome
 from bench.serving.results import Results, table
 from bench.serving.serve import Point
@@ -49,10 +48,8 @@ def test_what_was_not_measured_is_a_dash_and_a_late_client_is_told_of() -> None:
     assert "late" not in closed
 
 
-def test_the_page_has_each_measure_under_its_own_heading(tmp_path: Path) -> None:
-    pictures = draw(((SOON, KNOWN), (LATE, ONE_TOKEN)), tmp_path, print)  # type: ignore[arg-type]
-    html = page("x", ((SOON, KNOWN), (LATE, ONE_TOKEN)), pictures)  # type: ignore[arg-type]
-    assert len(pictures) == 2
+def test_the_page_has_each_measure_under_its_own_heading() -> None:
+    html = page("x", ((SOON, KNOWN), (LATE, ONE_TOKEN)), ())  # type: ignore[arg-type]
     for metric in METRICS:
         cells = re.findall(r"<td>([^<]*)</td>", html.split(f"<h2>{metric.upper()}, ms</h2>")[1].split("</table>")[0])
         assert cells[:6] == [

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.serving.measures import parse_limits
 from bench.serving.requests import Form, Prompt, Reply
 from bench.serving.serve import DataConfig, ServeConfig, requests_maker, serve
 from bench.serving.synthetic import Shape
+from cli.commands.bench import serve_command
+from cli.commands.benchflags import data_config, serve_config
 from tests.unit.bench.serving.test_drive import StubTarget
 
 FOUR = Shape(num_prompts=4, input_len=6, output_len=2)
@@ -72,4 +75,37 @@ async def test_a_limit_holds_in_every_point() -> None:
     seen: list[int] = []
     target = Slow()
     results = await serve(target, requests_maker(data()), ServeConfig(concurrencies=(2,), num_warmups=0))
-    assert max(seen) == 2 and results[0][1]["max_concurrency"] == 2
+    fields = results[0][1]
+    assert max(seen) == 2 and fields["max_concurrency"] == 2
+    assert fields.keys().isdisjoint({"ttfts", "itls", "generated_texts"}), "not asked for"
+
+
+def test_made_up_lengths_fill_their_range_and_ids_are_no_special_ones() -> None:
+    shape = Shape(num_prompts=200, input_len=20, output_len=10, range_ratio=0.5)
+    requests = requests_maker(DataConfig("random", shape, Form.IDS, vocab_size=300))(0)
+    assert {len(request.prompt) for request in requests} == set(range(10, 31))
+    assert {request.output_len for request in requests} == set(range(5, 16))
+    ids = {token for request in requests for token in request.prompt}
+    assert ids == set(range(256, 300))
+
+
+def test_every_flag_says_what_it_says(tmp_path: Path) -> None:
+    (tmp_path / "trace").write_text("x")
+    flags = {
+        "--num-prompts": "7", "--input-len": "11", "--output-len": "12", "--range-ratio": "0.25", "--prefix-len": "13",
+        "--num-prefixes": "14", "--turns": "15", "--think-time": "1.5", "--seed": "16", "--vocab-size": "1700",
+        "--trace-block-size": "18", "--trace-speed": "1.9", "--num-warmups": "20", "--request-timeout": "21",
+        "--dataset-name": "mooncake", "--dataset-path": str(tmp_path / "trace"), "--tokenizer": str(tmp_path),
+        "--request-rate": "22,23.5", "--max-concurrency": "24,25", "--burstiness": "0.26", "--goodput": "ttft:27",
+        "--metric-percentiles": "28,29.5",
+    }  # fmt: skip
+    words = [word for pair in flags.items() for word in pair]
+    given = serve_command.make_context("serve", [*words, "--save-detailed"]).params
+    shape = Shape(7, 11, 12, 0.25, 13, 14, 15, 1.5)
+    trace = tmp_path / "trace"
+    assert data_config(given, "diptych") == DataConfig(  # type: ignore[arg-type]
+        "mooncake", shape, Form.IDS, trace, output_len=12, seed=16, vocab_size=1700, tokenizer=tmp_path, block_tokens=18
+    )
+    assert serve_config(given) == ServeConfig(  # type: ignore[arg-type]
+        (22.0, 23.5), (24, 25), 0.26, 16, 20, parse_limits(["ttft:27"]), (28.0, 29.5), 21.0, 1.9, detailed=True
+    )
