@@ -61,7 +61,7 @@ def variables(dashboard: Path) -> list[Query]:
     return found
 
 
-def filled(expr: str, rate_interval: str = "2s") -> str:
+def filled(expr: str, rate_interval: str = "4s") -> str:
     """With All chosen for each variable, as Grafana sends it."""
     expr = expr.replace("$__rate_interval", rate_interval)
     expr = re.sub(r"\$(model|router|worker|process)\b", ".*", expr)
