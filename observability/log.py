@@ -26,6 +26,7 @@ from observability.private import private_traceback, reason
 LogValue = str | int | float | bool | BaseException | None
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 _FIELDS = "diptych_fields"
+_TALKATIVE = ("httpx",)  # libraries that at info tell of each request that they make
 _PLAIN = re.compile(r"[-a-zA-Z0-9_.:/@+,\[\]()<>*%]+")
 
 
@@ -81,6 +82,8 @@ def configure_logging(service: str, level: str = "info", stream: TextIO | None =
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(number)
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(number if number < logging.INFO else max(number, logging.WARNING))
     # No line shows these, and to find them out for each of it is half of what it costs; the way is the library's own.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None

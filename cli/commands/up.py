@@ -272,7 +272,8 @@ class Announcer:
             self._display.say(f"  metrics     {status.metrics}  {status.name}")
         for line in config.security.lines():
             self._display.say(line)
-        self._display.say("Ctrl-C stops everything.")
+        patience = f"{config.drain_timeout_s:g} s"
+        self._display.say(f"Ctrl-C lets running answers finish, for at most {patience}, and stops everything.")
         self._cluster = cluster
         if self._ready_file is not None:
             self._ready_file.write(cluster)

@@ -50,6 +50,18 @@ def test_below_the_level_nothing_is_written(lines: io.StringIO) -> None:
     assert lines.getvalue() == ""
 
 
+def test_what_a_library_says_of_each_of_its_requests_is_for_debugging(lines: io.StringIO) -> None:
+    of_request = logging.getLogger("httpx")
+    of_request.info("HTTP Request: GET")
+    of_request.warning("odd")
+    assert lines.getvalue().count("\n") == 1
+    configure_logging("x", "debug", lines)
+    of_request.info("HTTP Request: GET")
+    configure_logging("x", "error", lines)
+    of_request.warning("odd")
+    assert lines.getvalue().count("\n") == 2
+
+
 def test_an_unknown_level_is_refused() -> None:
     with pytest.raises(ValueError, match="loud"):
         configure_logging("x", "loud")
