@@ -37,9 +37,11 @@ def families(metrics):
 
 
 def value(metrics, name, **labels):
-    found = [
-        s.value for f in families(metrics) for s in f.samples if s.name == name and labels.items() <= s.labels.items()
-    ]
+    return picked([s for f in families(metrics) for s in f.samples], name, **labels)
+
+
+def picked(samples, name, **labels):
+    found = [s.value for s in samples if s.name == name and labels.items() <= s.labels.items()]
     assert len(found) == 1, (name, found)
     return found[0]
 
@@ -54,16 +56,17 @@ def test_a_request_in_numbers():
     metrics = RouterMetrics("m", list, lambda: (0, 0))
     metrics.request_finished(SAMPLE)
     metrics.tokens_delivered(0.6, 3)
-    assert value(metrics, "diptych_requests_total", outcome="length", route="disaggregated") == 1
-    assert value(metrics, "diptych_tpot_seconds_sum") == 0.5
-    assert value(metrics, "vllm:request_time_per_output_token_seconds_sum") == 0.5
-    assert value(metrics, "diptych_itl_seconds_count") == 3
+    samples = [s for f in families(metrics) for s in f.samples]
+    assert picked(samples, "diptych_requests_total", outcome="length", route="disaggregated") == 1
+    assert picked(samples, "diptych_tpot_seconds_sum") == 0.5
+    assert picked(samples, "vllm:request_time_per_output_token_seconds_sum") == 0.5
+    assert picked(samples, "diptych_itl_seconds_count") == 3
     for name in ("diptych_itl", "vllm:inter_token_latency", "vllm:time_per_output_token"):
-        assert abs(value(metrics, f"{name}_seconds_sum") - 0.6) < 1e-9
-    assert value(metrics, "vllm:prefix_cache_hits_total") == 4
-    assert value(metrics, "diptych_handoff_kv_bytes_total", connector="shm") == 4096
-    assert abs(value(metrics, "diptych_stage_seconds_sum", stage="ttft_unexplained") - 0.1) < 1e-9
-    assert abs(value(metrics, "diptych_handoff_gb_per_second_sum", connector="shm") - 4096e-9 / 0.01) < 1e-12
+        assert abs(picked(samples, f"{name}_seconds_sum") - 0.6) < 1e-9
+    assert picked(samples, "vllm:prefix_cache_hits_total") == 4
+    assert picked(samples, "diptych_handoff_kv_bytes_total", connector="shm") == 4096
+    assert abs(picked(samples, "diptych_stage_seconds_sum", stage="ttft_unexplained") - 0.1) < 1e-9
+    assert abs(picked(samples, "diptych_handoff_gb_per_second_sum", connector="shm") - 4096e-9 / 0.01) < 1e-12
 
 
 def test_every_number_of_a_request_is_under_every_name_that_it_has():
@@ -85,6 +88,7 @@ def test_every_number_of_a_request_is_under_every_name_that_it_has():
     )
     metrics = RouterMetrics("m", list, lambda: (0, 0))
     metrics.request_finished(sample)
+    samples = [s for f in families(metrics) for s in f.samples]
     stages = sample.stages
     queue_s, compute_s, decode_s = stages.admission_s + stages.prefill_queue_s, stages.prefill_compute_s, 2.0
     of_one_engine = {
@@ -117,21 +121,21 @@ def test_every_number_of_a_request_is_under_every_name_that_it_has():
         "diptych_failed_handoffs_total": 11,
         "diptych_handoff_exposed_seconds_sum": 0.008,
     }
-    assert {name: value(metrics, name, model_name="m", engine="0") for name in of_one_engine} == of_one_engine
-    assert {name: value(metrics, name) for name in ours} == ours
-    assert value(metrics, "vllm:prompt_tokens_by_source_total", source="local_compute") == 64
-    assert value(metrics, "vllm:prompt_tokens_by_source_total", source="local_cache_hit") == 37
-    assert value(metrics, "vllm:request_success_total", finished_reason="length") == 1
+    assert {name: picked(samples, name, model_name="m", engine="0") for name in of_one_engine} == of_one_engine
+    assert {name: picked(samples, name) for name in ours} == ours
+    assert picked(samples, "vllm:prompt_tokens_by_source_total", source="local_compute") == 64
+    assert picked(samples, "vllm:prompt_tokens_by_source_total", source="local_cache_hit") == 37
+    assert picked(samples, "vllm:request_success_total", finished_reason="length") == 1
     by_connector = {
         "diptych_handoffs_total": 1,
         "diptych_handoff_kv_bytes_total": 4_000_000,
         "diptych_handoff_transfer_seconds_sum": 0.016,
         "diptych_handoff_gb_per_second_sum": 0.25,
     }
-    assert {name: value(metrics, name, connector="tcp") for name in by_connector} == by_connector
-    assert value(metrics, "diptych_handoff_blocks_total", state="sent") == 7
-    assert value(metrics, "diptych_handoff_blocks_total", state="cached") == 3
-    staged = {name: value(metrics, "diptych_stage_seconds_sum", stage=name) for name, _ in stages.by_name()}
+    assert {name: picked(samples, name, connector="tcp") for name in by_connector} == by_connector
+    assert picked(samples, "diptych_handoff_blocks_total", state="sent") == 7
+    assert picked(samples, "diptych_handoff_blocks_total", state="cached") == 3
+    staged = {name: picked(samples, "diptych_stage_seconds_sum", stage=name) for name, _ in stages.by_name()}
     assert staged == dict(stages.by_name())
 
 
@@ -229,7 +233,8 @@ def test_a_worker_that_has_gone_leaves_no_series():
         "diptych_worker_kv_usage_ratio": 0.5,
         "diptych_worker_epoch": 7,
     }
-    assert {name: value(metrics, name, worker_id="d0", pool="decode") for name in of_it} == of_it
+    samples = [s for f in families(metrics) for s in f.samples]
+    assert {name: picked(samples, name, worker_id="d0", pool="decode") for name in of_it} == of_it
     assert (value(metrics, "diptych_requests_running"), value(metrics, "diptych_requests_waiting")) == (3, 2)
     assert value(metrics, "diptych_workers", pool="decode", state="ready") == 1
     assert value(metrics, "vllm:num_requests_running") == 2
