@@ -1,0 +1,180 @@
+"""Each thing that a process counts moves its own series, by what it says, and no other."""
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from observability.admission_metrics import AdmissionSeries
+from observability.decision_metrics import DecisionMetrics
+from observability.door_metrics import DoorMetrics
+from observability.handoff_metrics import ReceiverMetrics, SenderMetrics
+from observability.metrics import RouterMetrics
+from observability.policy_metrics import PolicyMetrics
+from observability.registry_metrics import RegistryMetrics
+from observability.resilience_metrics import ResilienceMetrics
+from observability.worker_metrics import WorkerMetrics
+
+
+def shown(registry):
+    """Every series but buckets and what the operating system says, by its name and its labels."""
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if not sample.name.startswith("process_") and not sample.name.endswith("_bucket")
+    }
+
+
+def moved(registry, event):
+    """By how much each series has moved."""
+    before = shown(registry)
+    event()
+    return {
+        key: value - before.get(key, 0.0) for key, value in shown(registry).items() if value != before.get(key, 0.0)
+    }
+
+
+ROUTER = [
+    (lambda m: m.canary_ended("failed"), {("diptych_canary_total", "failed"): 1}),
+    (lambda m: m.attempt_failed("UNAVAILABLE"), {("diptych_failed_attempts_total", "UNAVAILABLE"): 1}),
+    (lambda m: m.attempt_drained(0), {("diptych_drained_attempts_total", "before_first_token"): 1}),
+    (lambda m: m.attempt_drained(3), {("diptych_drained_attempts_total", "mid_answer"): 1}),
+    (lambda m: m.retried(), {("diptych_retries_total",): 1}),
+    (lambda m: m.migrated("drain"), {("diptych_migrations_total", "drain"): 1}),
+    (
+        lambda m: m.tokens_delivered(0.5, 2),
+        {
+            (f"{name}_seconds_{part}", *labels): value
+            for name, labels in (
+                ("diptych_itl", ("m",)),
+                ("vllm:inter_token_latency", ("m", "0")),
+                ("vllm:time_per_output_token", ("m", "0")),
+            )
+            for part, value in (("count", 2), ("sum", 0.5))
+        },
+    ),
+]
+OTHERS = [
+    (AdmissionSeries, lambda m: m.shed("wait"), {("diptych_shed_requests_total", "wait"): 1}),
+    (AdmissionSeries, lambda m: m.limited("tokens"), {("diptych_rate_limited_requests_total", "tokens"): 1}),
+    (AdmissionSeries, lambda m: m.local_limits(), {("diptych_local_rate_limits_total",): 1}),
+    (
+        AdmissionSeries,
+        lambda m: m.watch_queue(lambda: 7, lambda: 0.5),
+        {("diptych_queue_tokens",): 7, ("diptych_queue_wait_seconds",): 0.5},
+    ),
+    (AdmissionSeries, lambda m: m.watch_places(lambda: 9), {("diptych_admission_places",): 9}),
+    (
+        DecisionMetrics,
+        lambda m: m.decided("colocated", "cheaper"),
+        {("diptych_disagg_decisions_total", "colocated", "cheaper"): 1},
+    ),
+    (
+        DecisionMetrics,
+        lambda m: m.measured("colocated", 0.75, 0.25, 0.125),
+        {
+            ("diptych_disagg_prediction_error_seconds_count", "colocated"): 1,
+            ("diptych_disagg_prediction_error_seconds_sum", "colocated"): 0.5,
+            ("diptych_disagg_predicted_seconds_total", "colocated"): 0.25,
+            ("diptych_disagg_measured_seconds_total", "colocated"): 0.75,
+            ("diptych_disagg_regret_seconds_count",): 1,
+            ("diptych_disagg_regret_seconds_sum",): 0.125,
+        },
+    ),
+    (DecisionMetrics, lambda m: m.measured("colocated", 0.75, None, None), {}),
+    (
+        lambda registry: DoorMetrics(registry, lambda: 0.0),
+        lambda m: m.refused("grpc"),
+        {("diptych_api_key_refusals_total", "grpc"): 1},
+    ),
+    (
+        PolicyMetrics,
+        lambda m: m.fault("decode", "mine"),
+        {("diptych_policy_faults_total", "decode", "mine"): 1},
+    ),
+    (
+        PolicyMetrics,
+        lambda m: m.sent("decode", 80, 64),
+        {
+            (f"diptych_prefix_index_{name}_total", "decode"): value
+            for name, value in (("lookups", 1), ("hits", 1), ("lookup_tokens", 80), ("hit_tokens", 64))
+        },
+    ),
+    (
+        PolicyMetrics,
+        lambda m: m.sent("prefill", 80, 0),
+        {(f"diptych_prefix_index_{name}_total", "prefill"): n for name, n in (("lookups", 1), ("lookup_tokens", 80))},
+    ),
+    (
+        lambda registry: ResilienceMetrics(registry, lambda: [("d", "decode", 2)], lambda: 0),
+        lambda m: m.breaker_opened("decode", "warned"),
+        {("diptych_worker_breaker_openings_total", "decode", "warned"): 1},
+    ),
+    (
+        lambda registry: ResilienceMetrics(registry, list, lambda: 0),
+        lambda m: m.task_restarted("canary"),
+        {("diptych_router_task_restarts_total", "canary"): 1},
+    ),
+    (
+        lambda registry: ResilienceMetrics(registry, list, lambda: 0),
+        lambda m: m.call_refused("/a/b"),
+        {("diptych_refused_calls_total", "/a/b"): 1},
+    ),
+    (
+        lambda registry: SenderMetrics(registry, "m"),
+        lambda m: m.ended("aborted"),
+        {("diptych_kv_transfers_total", "aborted"): 1},
+    ),
+    (
+        lambda registry: ReceiverMetrics(registry, "m"),
+        lambda m: m.lost("refused"),
+        {("diptych_kv_lease_expired_total", "refused"): 1},
+    ),
+]
+
+
+@pytest.mark.parametrize(("event", "expected"), ROUTER)
+def test_events_of_a_router(event, expected):
+    metrics = RouterMetrics("m", list, lambda: (0, 0))
+    assert moved(metrics.registry, lambda: event(metrics)) == expected
+
+
+@pytest.mark.parametrize(("make", "event", "expected"), OTHERS)
+def test_events_of_its_parts_and_of_workers(make, event, expected):
+    registry = CollectorRegistry()
+    metrics = make(registry)
+    assert moved(registry, lambda: event(metrics)) == expected
+
+
+def test_a_call_that_a_worker_refused():
+    metrics = WorkerMetrics("m", "decode")
+    assert moved(metrics.registry, lambda: metrics.call_refused("/a/b")) == {("diptych_refused_calls_total", "/a/b"): 1}
+
+
+def test_what_is_asked_at_a_scrape_is_of_now():
+    registry, now = CollectorRegistry(), {"up": True, "refused": 2, "state": 1, "expires": 5.0, "blocks": 3}
+    RegistryMetrics(registry, lambda: now["up"], lambda: now["refused"])
+    ResilienceMetrics(registry, lambda: [("d", "decode", now["state"])], lambda: now["refused"])
+    DoorMetrics(registry, lambda: now["expires"])
+    PolicyMetrics(registry).watch(lambda pool: now["blocks"] + (pool == "decode"), lambda pool: 1)
+    router = RouterMetrics("m", list, lambda: (0, 0))
+    router.watch_bad_pairs(lambda: now["blocks"])
+    router.watch_pairs(lambda: [("d", "decode", now["expires"] / 10)])
+
+    def asked():
+        there = shown(registry) | shown(router.registry)
+        return [
+            there["diptych_registry_up",],
+            there["diptych_registry_refused_words_total",],
+            there["diptych_retries_refused_total",],
+            there["diptych_worker_breaker_state", "d", "decode"],
+            there["diptych_tls_certificate_expires_seconds",],
+            there["diptych_prefix_index_blocks", "prefill"],
+            there["diptych_prefix_index_blocks", "decode"],
+            there["diptych_prefix_index_workers", "decode"],
+            there["diptych_bad_pairs",],
+            there["diptych_canary_success_ratio", "d", "decode"],
+        ]
+
+    assert asked() == [1, 2, 2, 1, 5.0, 3, 4, 1, 3, 0.5]
+    now |= {"up": False, "refused": 4, "state": 2, "expires": 6.0, "blocks": 8}
+    assert asked() == [0, 4, 4, 2, 6.0, 8, 9, 1, 8, 0.6]
