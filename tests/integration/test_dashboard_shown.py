@@ -365,9 +365,7 @@ async def test_every_word_can_be_read(browser):
 async def test_a_picture_that_is_held_holds_still_and_a_theme_that_is_chosen_stays(browser):
     """Held, also when the router ends its stream, as it does every few minutes, and all comes anew."""
     after = Window(T + 2, Spread(71.0, 72.0, 73.0), tokens=9)
-    again = Snapshot(
-        "austen", "9.9", T - 60, 10, Limits(), (EARLIER, LAST, after), (PREFILL,), (QUICK,), (QUICK,), (LOST,)
-    )
+    again = Snapshot("austen", "9.9", T - 60, 10, Limits(), (EARLIER, LAST), (PREFILL,), (QUICK,), (QUICK,), (LOST,))
     drawn = "...[...document.querySelectorAll('canvas')].map((canvas) => canvas.toDataURL())"
     picture = f"() => [document.querySelector('main').innerText, {drawn}]"
     later = asyncio.get_running_loop().create_future()
@@ -377,7 +375,7 @@ async def test_a_picture_that_is_held_holds_still_and_a_theme_that_is_chosen_sta
         before = await page.evaluate(picture)
         begun = page.expect_request_finished(lambda request: request.url.endswith(EVENTS_PATH))
         async with begun:
-            later.set_result((again,))
+            later.set_result((again, Frame(after, (PREFILL,))))
         await page.wait_for_function("document.getElementById('link').dataset.state === 'away'")
         assert await page.evaluate(picture) == before
         await page.keyboard.press("p")
