@@ -113,6 +113,17 @@ _KINDS: Mapping[grpc.StatusCode, type[RpcFailed]] = {
 
 
 _TOO_LARGE = "message larger than max"  # nothing but its words tells it from other uses of its code
+_NOT_CONNECTED = "failed to connect"
+# What gRPC says of a connection that did not come about → what may help. The server's own words need no more.
+_HINTS = (
+    (
+        "Socket closed",
+        "the port may speak TLS: give the client `tls=Tls(...)`, with a certificate if the server asks for one",
+    ),
+    ("WRONG_VERSION_NUMBER", "the port does not speak TLS: leave `tls=` out"),
+    ("CERTIFICATE_VERIFY_FAILED", "its certificate is not of the authority in `tls=`, or has expired"),
+    ("Hostname Verification", "its certificate is for another name: see `server_name` of Tls"),
+)
 
 
 class EndedCall(Protocol):
@@ -138,7 +149,17 @@ def as_failure(error: EndedCall) -> RpcFailed:
     message = error.details() or ""
     too_large = code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in message
     kind = MessageTooLarge if too_large else _KINDS.get(code, RpcFailed)
-    return kind(code, message, _details(error), trailers)
+    details = _details(error)
+    return kind(code, message if details.reason else _explained(code, message), details, trailers)
+
+
+def _explained(code: grpc.StatusCode, message: str) -> str:
+    """What no server of ours has said, but gRPC on this side of the way."""
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return "the time given for the call (`timeout_s`) is up"
+    if code is grpc.StatusCode.UNAVAILABLE and _NOT_CONNECTED in message:
+        return "; ".join([message, *(hint for sign, hint in _HINTS if sign in message)])
+    return message
 
 
 def _details(error: EndedCall) -> Details:

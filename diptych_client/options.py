@@ -7,6 +7,7 @@ names the field, the value and the limit, and two truths would drift.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import TypedDict, Unpack, cast
 
@@ -53,6 +54,10 @@ SAMPLING_FIELDS = frozenset(types_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
 def build_request(prompt: Prompt, **options: Unpack[Options]) -> pb.GenerateRequest:
     """The message. Raises TypeError for a prompt or an option that the message cannot hold, ValueError for one out of range."""
     given = dict(options)
+    for name in given.keys() - Options.__annotations__.keys():
+        near = difflib.get_close_matches(name, Options.__annotations__, 1)
+        meant = f", did you mean {near[0]}?" if near else ""
+        raise TypeError(f"{name} is no option{meant}")
     sampling = {name: given.pop(name) for name in tuple(given) if name in SAMPLING_FIELDS}
     request = pb.GenerateRequest(**given, sampling=types_pb2.SamplingParams(**sampling))  # type: ignore[arg-type]
     if isinstance(prompt, str):

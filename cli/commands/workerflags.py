@@ -11,6 +11,7 @@ from cli.commands import flags
 from cli.commands.doorflags import TLS_OPTIONS, TlsFlags, cluster_secret, tls_config
 from cli.commands.registryflags import REGISTRY_OPTIONS, RegistryFlags, redis_config
 from cli.options import ADDRESS, ADVERTISE, CORES, LABEL, PORT, Decorated, option
+from contracts.errors import ConfigError
 from contracts.worker import WorkerKind
 from engine.build import ModelRuntimeConfig
 from engine.config import SchedulerConfig, SchedulingPolicy
@@ -136,7 +137,7 @@ OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
 def worker_config(given: WorkerFlags, pool: WorkerKind) -> WorkerConfig:
     """What a worker of either pool is told by these flags. Raises ConfigError for flags that contradict each other."""
     scheduler = scheduler_config(given)
-    return WorkerConfig(
+    config = WorkerConfig(
         worker_id=worker_id(given, pool),
         model_name=given["served_name"] or model_name(given["model"]),
         model=runtime_config(given, scheduler),
@@ -154,6 +155,9 @@ def worker_config(given: WorkerFlags, pool: WorkerKind) -> WorkerConfig:
         metrics_port=given["metrics_port"],
         secret=cluster_secret(given),
     )
+    if not config.routers and config.redis is None:
+        raise ConfigError("--router or --registry must be given: nobody would hear of this worker")
+    return config
 
 
 def settle_on_cores(given: WorkerFlags) -> None:

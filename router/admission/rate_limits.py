@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 
-from contracts.errors import RateLimited
+from contracts.errors import RateLimited, counted
 from observability.log import get_logger
 from router.admission.limits import Buckets, Kind, Rate, Wanted
 from router.admission.quota import Quota
@@ -142,8 +142,9 @@ def _refusal(caller: Caller, wanted: list[Wanted], lacking: Kind, retry_after_s:
     want = next(want for want in wanted if want.kind is lacking)
     left = next(standing.remaining for standing in quota.standings if standing.kind is lacking)
     who = f" for {caller.name!r}" if caller.name else ""
-    asked = f"{min(want.amount, want.rate.capacity):.0f} {lacking.value} wanted, {left} left"
+    noun = lacking.value.removesuffix("s")
+    asked = f"{counted(round(min(want.amount, want.rate.capacity)), noun)} wanted, {left} left"
     words = (
-        f"rate limit of {want.rate.per_minute} {lacking.value} per minute{who}: {asked}; again in {retry_after_s:.3g} s"
+        f"rate limit of {counted(want.rate.per_minute, noun)} per minute{who}: {asked}; again in {retry_after_s:.3g} s"
     )
     return RateLimited(words, retry_after_s, quota.words())

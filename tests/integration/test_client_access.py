@@ -84,10 +84,21 @@ async def test_without_the_key_both_clients_say_unauthenticated(served, known, k
 
 
 async def test_a_router_that_is_not_the_one_meant_gets_no_key(served, known, tmp_path):
-    """Another's authority, another's name, and a client that speaks in the clear: no call is made."""
+    """Another's authority, another's name, and a client that speaks in the clear: no call is made, and each hears what to do."""
     strangers = Identities(tmp_path / "strangers")
-    for tls in (Tls(ca=ca_of(strangers)), Tls(ca=ca_of(known), server_name="others.example"), None):
-        await refused(served.target, ALICE, tls, Unavailable)
+    for tls, hint in (
+        (Tls(ca=ca_of(strangers)), "its certificate is not of the authority in `tls=`"),
+        (Tls(ca=ca_of(known), server_name="others.example"), "see `server_name` of Tls"),
+        (None, "the port may speak TLS: give the client `tls="),
+    ):
+        for said in await refused(served.target, ALICE, tls, Unavailable):
+            assert hint in said
+
+
+async def test_a_client_with_tls_at_a_port_without_is_told_so(tmp_path, known):
+    async with running_router(router_config(tmp_path)) as running:
+        for said in await refused(running.target, None, Tls(ca=ca_of(known)), Unavailable):
+            assert "does not speak TLS: leave `tls=` out" in said
 
 
 async def test_a_certificate_of_ones_own_and_a_name_that_is_not_the_addresss(tmp_path, known):

@@ -104,7 +104,7 @@ def test_a_tls_file_that_cannot_be_used_ends_a_process_with_one_line(tmp_path):
     """Before a model is loaded."""
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     line = ["decode", "--model", str(ROOT / "tests" / "fixtures" / "tiny-austen"), "--log-level", "error"]
-    said = complaint(*line, "--tls-cert", str(cert), "--tls-key", str(key))
+    said = complaint(*line, "--router", "127.0.0.1:1", "--tls-cert", str(cert), "--tls-key", str(key))
     assert said == f"error: --tls-cert {cert}: No such file or directory\n"
 
 

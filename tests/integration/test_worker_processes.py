@@ -199,19 +199,8 @@ async def test_a_worker_that_cannot_start_says_so_in_one_line() -> None:
     async with cluster("shm") as made:
         decode = await made.start("decode", "d")
         port = decode.info.address.rpartition(":")[2]
-        argv = [
-            sys.executable,
-            "-P",
-            "-m",
-            "cli",
-            "prefill",
-            "--model",
-            str(TINY),
-            "--port",
-            port,
-            "--log-level",
-            "error",
-        ]
+        argv = [sys.executable, "-P", "-m", "cli", "prefill", "--model", str(TINY), "--router", "127.0.0.1:1"]
+        argv += ["--port", port, "--log-level", "error"]
         process = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.PIPE, cwd="/")
         _, complaint = await asyncio.wait_for(process.communicate(), 60)
         assert process.returncode == 2
@@ -219,7 +208,19 @@ async def test_a_worker_that_cannot_start_says_so_in_one_line() -> None:
 
 
 async def test_a_signal_while_the_model_loads_ends_it_at_once_and_well() -> None:
-    argv = [sys.executable, "-P", "-m", "cli", "decode", "--model", str(TINY), "--log-level", "info"]
+    argv = [
+        sys.executable,
+        "-P",
+        "-m",
+        "cli",
+        "decode",
+        "--model",
+        str(TINY),
+        "--log-level",
+        "info",
+        "--router",
+        "127.0.0.1:1",
+    ]
     with memory_turn():  # it waits for its turn with its model in its hands
         process = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.PIPE, cwd="/")
         await until(lambda: any(c.status == "LISTEN" for c in psutil.Process(process.pid).net_connections()))

@@ -68,7 +68,8 @@ def argv_of(config: Config) -> list[str]:
         *("--advertise-kv", f"127.0.0.1:{worker.network.advertise_port}"),
         *("--metrics-port", str(worker.metrics_port)),
     ]
-    return [*argv, *(word for router in worker.routers for word in ("--router", router))]
+    routers = worker.routers or ("127.0.0.1:1",)  # the oracle's: nobody
+    return [*argv, *(word for router in routers for word in ("--router", router))]
 
 
 async def test_a_killed_decode_worker_and_a_drained_cluster(tmp_path: Path) -> None:

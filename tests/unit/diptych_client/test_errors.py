@@ -5,7 +5,7 @@ import pytest
 from google.protobuf import any_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from contracts.errors import InvalidRequest, Overloaded
+from contracts.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from diptych_client.errors import InvalidArgument, RpcFailed, Unavailable, Violation, as_failure, read_details
 from rpc.errors import to_status
 
@@ -50,6 +50,13 @@ def test_a_stranger_s_trailers_leave_the_code(trailers):
     failure = as_failure(Ended(grpc.StatusCode.UNAVAILABLE, None, trailers))
     assert type(failure) is Unavailable
     assert (failure.message, failure.violations, failure.reason) == ("", (), "")
+
+
+def test_a_deadline_is_said_in_our_words_unless_the_server_has_said_it():
+    for said in ("Deadline Exceeded", "Stream removed (Deadline Exceeded)", None):
+        failure = as_failure(Ended(grpc.StatusCode.DEADLINE_EXCEEDED, said))
+        assert str(failure) == "DEADLINE_EXCEEDED: the time given for the call (`timeout_s`) is up"
+    assert as_failure(ended(to_status(DeadlineExceeded("no worker within 3 s")))).message == "no worker within 3 s"
 
 
 def test_a_code_without_a_class_of_its_own():

@@ -56,8 +56,13 @@ def test_a_prompt_is_text_ids_or_a_conversation():
 
 
 def test_an_unknown_option_and_a_wrong_type_are_said_at_once():
-    with pytest.raises((TypeError, ValueError), match="temprature"):
+    with pytest.raises(TypeError, match="temprature is no option, did you mean temperature"):
         build_request("text", temprature=1)
+    with pytest.raises(TypeError, match="max_token is no option, did you mean max_tokens"):
+        build_request("text", max_token=1)
+    for name in ("sampling", "text", "zzz"):
+        with pytest.raises(TypeError, match=f"{name} is no option$"):
+            build_request("text", **{name: 1})
     with pytest.raises(TypeError):
         build_request("text", max_tokens="many")
     with pytest.raises(ValueError, match="-1"):

@@ -82,7 +82,7 @@ async def test_the_limits_of_the_configuration_are_for_keys_without_their_own():
     rates = limits(LimitsConfig(requests_per_minute=1))
     async with rates.use(ANYBODY, 1e9) as use:
         assert use.quota.words()["x-ratelimit-limit-requests"] == "1"
-        with pytest.raises(RateLimited):
+        with pytest.raises(RateLimited, match="of 1 request per minute: 1 request wanted, 0 left; again in 60 s"):
             async with rates.use(ANYBODY, 1.0):
                 pass
         async with rates.use(A, 1.0) as other:
