@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bench.compare.load import Cell, CellRun, LoadConfig, run_cell, warm_up
 from bench.compare.numbers import Comparison, Differences, differences, numbers
@@ -36,13 +36,18 @@ class CompareConfig:
     limits: Limits = field(default_factory=Limits)
 
 
+OnRound = Callable[[CompareConfig, Comparison], None]
+
+
 def turns(systems: Sequence[System], rounds: int) -> list[tuple[int, System]]:
     """(round, system) in the order in which they are run."""
     return [(number, system) for number in range(rounds) for system in systems[:: 1 if number % 2 == 0 else -1]]
 
 
-async def compare(config: CompareConfig, start: Start, say: Say) -> Comparison:
-    """All of it. Raises AskFailed, and what `start` raises."""
+async def compare(
+    config: CompareConfig, start: Start, say: Say, on_round: OnRound = lambda _config, _comparison: None
+) -> Comparison:
+    """All of it; `on_round` is told after each round what all until then come to. Raises AskFailed, and what `start` raises."""
     runs: dict[tuple[int, Cell, str], CellRun] = {}
     for number, system in turns(config.systems, config.rounds):
         say(f"round {number + 1} of {config.rounds}: starting {system.name} ({system.where})")
@@ -63,6 +68,9 @@ async def compare(config: CompareConfig, start: Start, say: Say) -> Comparison:
                     )
             finally:
                 await target.close()
+        if len(runs) == (number + 1) * len(config.systems) * len(config.cells):
+            whole = replace(config, rounds=number + 1)
+            on_round(whole, summed_up(whole, runs))
     return summed_up(config, runs)
 
 

@@ -51,6 +51,7 @@ class ServeFlags(DataFlags):
     tls_ca: Path | None
     route: str
     no_ignore_eos: bool
+    extra_body: str | None
     request_rate: str | None
     burstiness: str
     max_concurrency: str | None
@@ -122,6 +123,12 @@ SERVE_OPTIONS = (
         section="Server",
         is_flag=True,
         help="Do not send ignore_eos, for servers that refuse it (openai, openai-chat); answers may be shorter.",
+    ),
+    option(
+        "--extra-body",
+        section="Server",
+        metavar="JSON",
+        help="More fields of each request's body, as in '{\"top_p\": 0.9}' (openai, openai-chat).",
     ),
     option(
         "--dataset-name",
@@ -215,6 +222,14 @@ def numbers(flag: str, text: str | None, *, low: float, high: float, whole: bool
     return tuple(found)
 
 
+def burstiness_of(text: str) -> float:
+    """Of gaps between requests. Raises ConfigError."""
+    found = numbers("--burstiness", text, low=1e-3, high=math.inf)
+    if len(found) > 1:
+        raise ConfigError(f"--burstiness: {text!r} must be one number")
+    return found[0]
+
+
 def data_config(given: DataFlags, backend: str) -> DataConfig:
     """Which requests. Raises ConfigError."""
     name = given["dataset_name"]
@@ -273,14 +288,11 @@ def serve_config(given: ServeFlags) -> ServeConfig:
     limits = tuple(int(n) for n in numbers("--max-concurrency", given["max_concurrency"], low=1, high=1e6, whole=True))
     if given["more_goodput"] and not given["goodput"]:
         raise click.UsageError(f"unexpected argument {given['more_goodput'][0]!r}")
-    burstiness = numbers("--burstiness", given["burstiness"], low=1e-3, high=math.inf)
-    if len(burstiness) > 1:
-        raise ConfigError(f"--burstiness: {given['burstiness']!r} must be one number")
     goodput = [part for text in (*given["goodput"], *given["more_goodput"]) for part in text.replace(",", " ").split()]
     return ServeConfig(
         rates=numbers("--request-rate", given["request_rate"], low=1e-6, high=math.inf),
         concurrencies=limits or (None,),
-        burstiness=burstiness[0],
+        burstiness=burstiness_of(given["burstiness"]),
         seed=given["seed"],
         num_warmups=given["num_warmups"],
         limits=parse_limits(goodput),

@@ -15,15 +15,17 @@ from bench.compare.numbers import Comparison
 from bench.compare.page import page
 from bench.compare.plots import draw
 from bench.compare.report import page_text, report, write
-from bench.compare.run import compare
+from bench.compare.run import CompareConfig, compare
 from bench.machine import cpu_seconds, foreign_percent, machine_facts
 from bench.progress import say_on_stderr
 from bench.report import Record
+from bench.serving.results import check_folder
 from cli.commands.compareflags import COMPARE_OPTIONS, CompareFlags, compare_config, systems
 from cli.comparison import starter
 from cli.config import WorkerOptions
 from cli.modelsource import fetch
 from cli.options import SectionedCommand, apply
+from contracts.errors import ConfigError, DiptychError
 from engine.models.store import model_name
 from router.config import DisaggregationMode
 
@@ -44,19 +46,33 @@ def compare_command(**given: Unpack[CompareFlags]) -> None:
     systems(given)  # what is wrong with the cores is said before a model is fetched
     model_dir = fetch(given["model"], given["cache_dir"])
     config = compare_config(given, vocab_size_of(model_dir))
+    if given["result_dir"] is not None:
+        check_folder(given["result_dir"])
     workers = WorkerOptions(
         dtype=given["dtype"], kv_memory_bytes=given["kv_memory"], max_model_len=given["max_model_len"]
     )
     say = say_on_stderr()
     start = starter(model_dir, workers, DisaggregationMode(given["disaggregate"]), say)
     facts, begin = machine_facts(), cpu_seconds()
-    # not uvloop, whose children are made by fork, which gRPC in this process does not like
-    comparison = asyncio.run(compare(config, start, say))
-    foreign = foreign_percent(begin, cpu_seconds(), facts.cores)
     name = f"{model_name(model_dir)} ({'its own type' if given['dtype'] == 'auto' else given['dtype']})"
-    record = Record(facts, report(comparison, config, name, command_line(), NOTES), foreign)
-    click.echo(page_text(record), err=True)
-    _write(given, comparison, record)
+    rounds: list[tuple[CompareConfig, Comparison]] = []
+
+    def tell() -> None:
+        measured, comparison = rounds[-1]
+        foreign = foreign_percent(begin, cpu_seconds(), facts.cores)
+        record = Record(facts, report(comparison, measured, name, command_line(), NOTES), foreign)
+        click.echo(page_text(record), err=True)
+        _write(given, comparison, record)
+
+    try:
+        # not uvloop, whose children are made by fork, which gRPC in this process does not like
+        asyncio.run(compare(config, start, say, lambda measured, comparison: rounds.append((measured, comparison))))
+    except (KeyboardInterrupt, DiptychError):
+        if rounds:
+            say(f"ended early; this is what {len(rounds)} of {config.rounds} rounds come to")
+            tell()
+        raise
+    tell()
 
 
 NOTES = (
@@ -80,6 +96,10 @@ def _write(given: CompareFlags, comparison: Comparison, record: Record) -> None:
     def say(line: str) -> None:
         click.echo(line, err=True)
 
-    pictures = draw(comparison, folder, say) if given["plots"] else []
-    for path in (*write(record, page(comparison, record, pictures), folder, pictures), *pictures):
-        say(f"wrote {path}")
+    try:
+        pictures = draw(comparison, folder, say) if given["plots"] else []
+        for path in (*write(record, page(comparison, record, pictures), folder, pictures), *pictures):
+            say(f"wrote {path}")
+    except (ConfigError, OSError) as error:  # what was measured is not lost with the folder
+        click.echo(msgspec.json.encode(record).decode())
+        raise ConfigError(f"--result-dir: {folder}: {error}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TypedDict
 
@@ -13,7 +12,7 @@ from bench.compare.run import CompareConfig
 from bench.compare.systems import System, apart, check_equal, together
 from bench.serving.measures import parse_limits
 from cli.commands import flags
-from cli.commands.benchflags import numbers
+from cli.commands.benchflags import burstiness_of, numbers
 from cli.options import POSITIVE_SECONDS, option
 from contracts.errors import ConfigError
 from rpc.cores import Cores, parse_groups, usable_in_order
@@ -160,7 +159,7 @@ def compare_config(given: CompareFlags, vocab_size: int) -> CompareConfig:
         stream_output_len=given["stream_output_len"],
         output_len=given["output_len"],
         window_s=given["window"],
-        burstiness=numbers("--burstiness", given["burstiness"], low=1e-3, high=math.inf)[0],
+        burstiness=burstiness_of(given["burstiness"]),
         seed=given["seed"],
         vocab_size=vocab_size,
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from bench.compare.load import Cell, CellRun, LoadConfig, StreamAnswer, prompts_
 from bench.compare.numbers import QUANTITIES, best, differences, numbers, stream_gaps_s
 from bench.compare.page import page
 from bench.compare.report import page_text, report, table, wins_at, write
-from bench.compare.run import CompareConfig, summed_up, turns
+from bench.compare.run import CompareConfig, OnRound, compare, summed_up, turns
 from bench.compare.systems import apart, together
 from bench.machine import MachineFacts
 from bench.report import Record
@@ -217,3 +219,46 @@ def test_bad_flags_are_one_line_and_exit_2(
 
 
 TINY = Path(__file__).parents[3] / "fixtures" / "tiny-austen"
+
+
+def test_what_whole_rounds_came_to_is_kept_when_the_rest_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def interrupted(config: CompareConfig, start: object, say: object, on_round: OnRound) -> None:
+        whole = replace(config, rounds=1)
+        runs = {(0, cell, system.name): cell_run(0.05, 0.1, ()) for cell in config.cells for system in config.systems}
+        on_round(whole, summed_up(whole, runs))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cli.commands.compare.compare", interrupted)
+    given = ("--prefill-cores", "0", "--decode-cores", "1", "--no-plots", "--rounds", "3", "--input-len", "64")
+    asked = ["bench", "compare", "--model", "tests/fixtures/tiny-austen", *given]
+    assert run([*asked, "--result-dir", str(tmp_path / "out")]) == 130
+    assert "1 of 3 rounds" in capsys.readouterr().err
+    assert (tmp_path / "out" / "compare.json").exists()
+    assert run([*asked, "--result-dir", "/proc/out"]) == 2  # before anything is started
+    assert "ended early" not in capsys.readouterr().err
+    monkeypatch.setattr(
+        "cli.commands.compare.write", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
+    assert run([*asked, "--result-dir", str(tmp_path / "full")]) == 2
+    said = capsys.readouterr()
+    assert "No space left" in said.err and said.out.startswith("{")
+
+
+async def test_each_whole_round_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nothing(*_: object) -> None: ...
+
+    async def measured(*_: object) -> CellRun:
+        return cell_run(0.05, 0.1, ())
+
+    @asynccontextmanager
+    async def start(_: object) -> AsyncIterator[str]:
+        yield "127.0.0.1:1"
+
+    monkeypatch.setattr("bench.compare.run.warm_up", nothing)
+    monkeypatch.setattr("bench.compare.run.run_cell", measured)
+    told: list[int] = []
+    config = CompareConfig((TWO_POOLS, BOTH), (SHORT, LONG), rounds=3)
+    await compare(config, start, lambda _: None, lambda whole, _: told.append(whole.rounds))
+    assert told == [1, 2, 3]
