@@ -35,6 +35,7 @@ class _Delta(msgspec.Struct):
 class _Choice(msgspec.Struct):
     text: str | None = None
     delta: _Delta | None = None
+    finish_reason: str | None = None
 
     @property
     def words(self) -> str:
@@ -65,6 +66,12 @@ class OpenAIConfig:
     ca_file: str = ""
     ignore_eos: bool = True
     extra_json: bytes = b"{}"
+
+    def __post_init__(self) -> None:
+        try:
+            msgspec.json.decode(self.extra_json, type=dict[str, msgspec.Raw])
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ConfigError(f"--extra-body: {_shown(self.extra_json)!r} must be a JSON object: {error}") from error
 
 
 class OpenAITarget:
@@ -108,10 +115,12 @@ class OpenAITarget:
                         raise AskFailed(f"the answer is longer than {_MOST_BYTES // 2**20} MiB")
         except httpx.HTTPError as error:
             amiss = what_is_amiss(self._config.base_url, error)
-            raise AskFailed(f"{type(error).__name__}: {error}".rstrip(": ") + amiss) from error
+            where = f"{self._config.base_url}: " if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) else ""
+            raise AskFailed(where + f"{type(error).__name__}: {error}".rstrip(": ") + amiss) from error
         if response.status_code != httpx.codes.OK:
             said = b"".join(chunk for _, chunk in chunks)
-            raise AskFailed(f"HTTP {response.status_code}: {_shown(said)}{_key_words(response)}")
+            advice = self._advice(response.status_code, said, prompt)
+            raise AskFailed(f"HTTP {response.status_code}: {_shown(said)}{advice}")
         return read_stream(sent_s, chunks)
 
     async def models(self) -> list[str]:
@@ -120,7 +129,8 @@ class OpenAITarget:
             async with asyncio.timeout(_LIST_S):
                 response = await self._client.get("/v1/models")
             if response.status_code != httpx.codes.OK:
-                said = f"HTTP {response.status_code}: {_shown(response.content)}{_key_words(response)}"
+                advice = self._advice(response.status_code, response.content, "")
+                said = f"HTTP {response.status_code}: {_shown(response.content)}{advice}"
                 raise AskFailed(f"{self._config.base_url}/v1/models: {said}")
             listed = msgspec.json.decode(response.content, type=_Models)
         except TimeoutError as error:
@@ -129,6 +139,16 @@ class OpenAITarget:
             amiss = what_is_amiss(self._config.base_url, error)
             raise AskFailed(f"{self._config.base_url}/v1/models: {error}{amiss}") from error
         return [model.id for model in listed.data]
+
+    def _advice(self, status: int, said: bytes, prompt: Prompt) -> str:
+        """The flag that a refusal asks for, as words that follow it; "" where none would help."""
+        if status == httpx.codes.UNAUTHORIZED:
+            return " (--api-key-file FILE)"
+        if self._config.ignore_eos and b"ignore_eos" in said:
+            return " (--no-ignore-eos)"
+        if prompt and isinstance(prompt[0], int) and b"prompt" in said:
+            return " (token ids were sent; --form text sends words)"
+        return ""
 
     async def close(self) -> None:
         """See Target."""
@@ -176,7 +196,7 @@ def read_stream(sent_s: float, chunks: Sequence[tuple[float, bytes]]) -> Reply:
     any_choice: list[float] = []
     texts: list[str] = []
     usage = _Usage()
-    done = any_event = False
+    done = any_event = finished = False
     for at_s, line in _lines(chunks):
         if not line.startswith(b"data:"):
             continue
@@ -189,12 +209,13 @@ def read_stream(sent_s: float, chunks: Sequence[tuple[float, bytes]]) -> Reply:
         usage = event.usage or usage
         if event.choices:
             any_choice.append(at_s)
+            finished = finished or event.choices[0].finish_reason is not None
             if event.choices[0].words:
                 worded.append(at_s)
                 texts.append(event.choices[0].words)
     if not any_event:
         raise AskFailed(f"not a stream of events: {_shown(b''.join(chunk for _, chunk in chunks[:4]))}")
-    if not done:
+    if not (done or finished):  # some servers end with the reason, and never say [DONE]
         raise AskFailed("the stream broke off before [DONE]")
     counts = (usage.prompt_tokens, usage.completion_tokens)
     if not 0 <= min(counts) <= max(counts) <= MOST_TOKENS:
@@ -230,7 +251,3 @@ def _decode(data: bytes) -> _Event:
 
 def _shown(said: bytes) -> str:
     return " ".join(said[:_ERROR_CHARS].decode("utf-8", "replace").split())
-
-
-def _key_words(response: httpx.Response) -> str:
-    return " (--api-key-file FILE)" if response.status_code == httpx.codes.UNAUTHORIZED else ""

@@ -178,6 +178,8 @@ async def _target(given: ServeFlags) -> tuple[str, Target]:
     key, ca = read_api_key(given["api_key_file"]), read_authority(given["tls_ca"])
     model = given["model"] or ""
     if given["backend"] == "diptych":
+        if given["extra_body"] is not None:
+            raise ConfigError("--extra-body: needs --backend openai or openai-chat")
         tls = None if ca is None else Tls(ca=ca)
         ours = GrpcTarget(given["address"], model=model, api_key=key or None, tls=tls, route=ROUTES[given["route"]])
         return model or await _only(given["address"], ours.models()), ours
@@ -192,6 +194,7 @@ async def _target(given: ServeFlags) -> tuple[str, Target]:
         api_key=key,
         ca_file="" if given["tls_ca"] is None else str(given["tls_ca"]),
         ignore_eos=not given["no_ignore_eos"],
+        extra_json=(given["extra_body"] or "{}").encode(errors="replace"),
     )
     if not model:
         asked = OpenAITarget(wanted)

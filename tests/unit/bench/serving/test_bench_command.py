@@ -27,6 +27,15 @@ EVENTS = (
 )
 
 
+def plain(body: bytes) -> tuple[bytes, bytes]:
+    """What `transformers serve` says: it takes no field that it does not know, no token ids, and never says [DONE]."""
+    if b'"ignore_eos"' in body:
+        return b"422 Unprocessable", b'{"detail": "Unexpected fields in the request: {\'ignore_eos\'}"}'
+    if b'"prompt":"' not in body:
+        return b"400 Bad Request", b'{"detail": "prompt must be a string."}'
+    return b"200 OK", b"".join(EVENTS[:2]) + b'tent":"b"},"finish_reason":"length"}]}\n\n'
+
+
 @pytest.fixture
 def base_url() -> Iterator[str]:
     """Answers each completion at once; a model "busy" with 429, "silent" never; of "interrupting" the fifth is Ctrl-C's moment."""
@@ -47,6 +56,8 @@ def base_url() -> Iterator[str]:
             content = b'{"data": [{"id": "small"}]}'
         elif b'"locked"' in body and b"authorization: bearer k3y\r\n" not in head:
             status, content = b"401 Unauthorized", b'{"error": {"message": "no API key"}}'
+        elif b'"plain"' in body:
+            status, content = plain(body)
         elif b'"hanging-up"' in body:  # as a door with TLS does with whoever brings none
             writer.close()
             return
@@ -197,6 +208,24 @@ def test_the_key_of_a_file_is_sent_and_shown_nowhere(
     assert "k3y" not in said.err + said.out
 
 
+def test_more_fields_go_into_each_body(base_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The server goes by any word of the body."""
+    assert serve(base_url, "--model", "x", "--num-warmups", "0", "--extra-body", '{"user": "busy", "top_k": 1}') == 1
+    assert "come again" in capsys.readouterr().err
+
+
+def test_a_server_that_takes_less_and_never_says_done_is_measured_with_the_flags_that_are_named(
+    base_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags: list[str] = []
+    for wanted in (["--no-ignore-eos"], ["--form", "text"]):
+        assert serve(base_url, "--model", "plain", *flags) == 1
+        assert " ".join(wanted) in capsys.readouterr().err
+        flags += wanted
+    assert serve(base_url, "--model", "plain", *flags) == 0
+    assert json.loads(capsys.readouterr().out)["total_output_tokens"] == 8
+
+
 def test_on_a_terminal_the_table_is_the_result(
     base_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,7 +237,7 @@ def test_on_a_terminal_the_table_is_the_result(
 
 def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert serve("http://127.0.0.1:9", "--model", "x") == 1
-    assert "error: ConnectError" in capsys.readouterr().err
+    assert "error: http://127.0.0.1:9: ConnectError" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -239,6 +268,8 @@ def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str])
         (["--vocab-size", "10"], ["--vocab-size", "10", "256"]),
         (["--backend", "openai", "--base-url", "nowhere"], ["--base-url", "'nowhere'", "http://"]),
         (["--backend", "openai", "--route", "colocated"], ["--route", "colocated", "diptych"]),
+        (["--backend", "openai", "--model", "x", "--extra-body", "[1]"], ["--extra-body", "'[1]'", "object"]),
+        (["--extra-body", "{}"], ["--extra-body", "openai"]),
     ],
 )
 def test_bad_flags_are_one_line_and_exit_2(
