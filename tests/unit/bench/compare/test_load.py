@@ -23,13 +23,14 @@ CELL = Cell(7, 25.0)
 class Steady:
     """A server whose streams bring a token each GAP_S; `hold_s` says how long one is held back, by its stream's prompt."""
 
-    def __init__(self, hold_s: Callable[[Prompt], float] = lambda _: 0.0) -> None:
+    def __init__(self, hold_s: Callable[[Prompt], float] = lambda _: 0.0, first_s: float = 0.0) -> None:
         self.streams: list[Prompt] = []
         self.asked: list[Prompt] = []
-        self._hold_s = hold_s
+        self._hold_s, self._first_s = hold_s, first_s
 
     async def hear(self, prompt: Prompt, output_len: int, heard: list[Heard]) -> None:
         self.streams.append(prompt)
+        await asyncio.sleep(self._first_s)
         for number in range(output_len):
             await asyncio.sleep(max(GAP_S, self._hold_s(prompt)))
             heard.append((time.monotonic(), pb.GenerateResponse(token_ids=[number])))
@@ -42,7 +43,7 @@ class Steady:
 
 
 async def test_a_window_is_as_long_as_it_is_said_and_all_streams_are_under_way_in_all_of_it() -> None:
-    server = Steady()
+    server = Steady(first_s=BEGIN_S)
     run = await run_cell(server, CELL, CONFIG, seed=3)  # type: ignore[arg-type]
     assert run.end_s - run.begin_s == pytest.approx(CONFIG.window_s)
     assert [outcome.scheduled_s - run.begin_s for outcome in run.prompts] == pytest.approx([0.02, 0.06, 0.1])
