@@ -418,7 +418,7 @@ async def test_draining_finishes_what_is_there_and_refuses_the_rest() -> None:
     async with pools(Setup(step_s=0.002)) as made:
         prefill, decode = made.prefill[0].worker, made.decode[0].worker
         decoding = Decoding(made.decode[0])
-        asked = request(150, 30)
+        asked = request(150, 120)  # for as long as three others need to be refused, on a busy machine too
         target, prefilling = made.target(), Prefilling(made.prefill[0])
         await decoding.attach(target.handoff_id)
         await prefilling.run(asked, target)
