@@ -9,6 +9,7 @@ import pytest
 from contracts.worker import WorkerKind
 from engine.execution.fake import FakeModel
 from kv_transfer.local import WriteFault
+from router.config import AdmissionConfig
 from tests.integration.measuring_client import MeasuringClient
 from tests.integration.pools import Setup
 from tests.integration.router_harness import router_config, running_router
@@ -114,6 +115,19 @@ async def test_a_delay_is_in_its_stage(served, place, stage):
     if seen is not None and not seen.late:
         assert seen.ttft_s == pytest.approx(told["ttft_s"], abs=DELAY_S / 2)
         assert seen.gap_s == pytest.approx(told["gap_s"], abs=DELAY_S / 2)
+
+
+async def test_a_turn_that_is_waited_for_is_admission(tmp_path):
+    async with running_router(router_config(tmp_path, admission=AdmissionConfig(max_running=1))) as running:
+        prefill = await running.cluster.add(WorkerKind.PREFILL, "p1")
+        await running.cluster.add(WorkerKind.DECODE, "d1")
+        await ask(running)  # all connections are there
+        prefill.faults.hold.clear()
+        first = asyncio.create_task(ask(running))
+        await when(lambda: prefill.running)
+        asyncio.get_running_loop().call_later(1.1 * DELAY_S, prefill.faults.hold.set)
+        found((await ask(running)).told, {"admission"})
+        found((await first).told, {"notify"})
 
 
 def found(told, slow):

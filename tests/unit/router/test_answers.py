@@ -1,5 +1,7 @@
 """Answers to one request: their seeds, of which the first is the request's own and no two are equal, and where their time went."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -93,3 +95,18 @@ async def test_both_spans_end_when_the_reader_has_the_token(reader_s, num_tokens
     assert spent.gap_s == (None if num_tokens == 1 else 1.5 if reader_s < 1 else 2.0)
     assert spent.ttft_unexplained_s == 0
     assert spent.gap_unexplained_s in (0, None)
+
+
+async def test_what_was_before_an_attempt_is_receiving_admission_words_and_a_choice():
+    clock = VirtualClock()
+    making = Making(load_model_card(TINY, MODEL).tokenizer, OneWorker(clock, [18.0]), clock, METRICS)
+    sampling = SamplingParams(max_tokens=1)
+    ask = Ask(request_id="r", prompt=TokenPrompt((3, 4)), sampling=sampling)
+    job = Job(request_id="r", prompt_token_ids=(3, 4), sampling=sampling, deadline=60.0)
+    clock.skip(16.0)
+    answers = Answers(ask, [job], Times(arrived=0.5, received=1.0, admitted=3.0, tokenised=7.0), making)
+    async for piece in answers.pieces():
+        spent = piece.ending.spent
+    told = StageTimes(receive_s=0.5, admission_s=2.0, tokenise_s=4.0, route_s=9.0)
+    assert spent.stages == replace(told, prefill_compute_s=1.0, notify_s=1.25)
+    assert spent.ttft_s == spent.stages.ttft_s == 17.75
