@@ -207,6 +207,14 @@ def test_a_failure_is_no_latency():
     assert value(metrics, "diptych_requests_total", outcome="UNAVAILABLE") == 1
     assert value(metrics, "diptych_e2e_seconds_count") == 0
     assert value(metrics, "diptych_ttft_seconds_count") == 0
+    metrics.request_finished(replace(SAMPLE, outcome="UNAVAILABLE", succeeded=False, gap_s=0.1))  # after a token
+    samples = [s for f in families(metrics) for s in f.samples]
+    counts = {
+        name: picked(samples, f"diptych_{name}_seconds_count") for name in ("ttft", "e2e", "tpot", "second_token_gap")
+    }
+    assert counts == {"ttft": 1, "e2e": 0, "tpot": 0, "second_token_gap": 0}
+    assert not [s for s in samples if s.name == "diptych_stage_seconds_count" and s.value]
+    assert not [s for s in samples if s.name == "vllm:request_queue_time_seconds_count" and s.value]
 
 
 def test_vllm_s_count_of_requests_has_each_that_was_begun_and_no_other():
