@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
-from typing import TypedDict, Unpack
+from types import FrameType
+from typing import NoReturn, TypedDict, Unpack
 
 import click
 from rich.console import Console
@@ -81,6 +83,7 @@ def _watch(source: Source) -> None:
     if first is None:
         raise Unavailable(f"{source.url}: the router ended the stream")
     screen.take(first)
+    signal.signal(signal.SIGTERM, _leave)
     with Live(screen.draw(room=_room(console)), console=console, screen=True, auto_refresh=False) as live:
         while True:
             try:
@@ -91,6 +94,12 @@ def _watch(source: Source) -> None:
                 live.update(screen.draw(error.message, _room(console)), refresh=True)
             time.sleep(_AGAIN_S)
             stream = events(source)
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    """Of a signal: by way of an exception, so that the terminal is given back as it was."""
+    del frame
+    raise SystemExit(128 + number)
 
 
 def _room(console: Console) -> Room:

@@ -1,7 +1,9 @@
 """`diptych top`: what it draws, what it says of what is wrong, and the flag that it is measured by."""
 
 import io
+import os
 import re
+import signal
 import socket
 import threading
 
@@ -114,6 +116,26 @@ def test_it_can_be_drawn_on_any_terminal(size):
 def test_without_a_terminal_it_says_what_to_do(capsys):
     assert run(["top", "--url", "http://127.0.0.1:9"]) == 2
     assert "--once" in capsys.readouterr().err
+
+
+def test_who_is_told_to_stop_gives_the_terminal_back(monkeypatch, capsys):
+    def told_to_stop(source):
+        yield History(Title("austen", "9.9", 0.0), SloConfig()).snapshot()
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield from ()
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("cli.commands.top.events", told_to_stop)
+    try:
+        with pytest.raises(SystemExit) as left:
+            run(["top"])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert left.value.code == 143
+    said = capsys.readouterr().out
+    assert said.index("\x1b[?1049h") < said.index("austen") < said.index("\x1b[?1049l")
 
 
 @pytest.fixture
