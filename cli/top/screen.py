@@ -7,7 +7,7 @@ Values in, renderables of rich out; keeps the last minute. Does not know where t
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -138,7 +138,8 @@ class Screen:
             room.height - _LINES_BESIDE - max(1, len(self._workers)) - len(slowest) - len(failed) - bool(self._troubles)
         )
         recent = list(reversed(self._requests))[: max(_LEAST, left)]
-        return Group(head, "", self._numbers(room), "", self._crew(room), "", _lists(recent, slowest, failed, room))
+        legend = _legend((*recent, *slowest, *failed), room)
+        return Group(head, "", self._numbers(room), "", self._crew(room), legend, _lists(recent, slowest, failed, room))
 
     def _numbers(self, room: Room) -> Table:
         table = Table(box=None, pad_edge=False, header_style="dim")
@@ -207,6 +208,26 @@ class Screen:
         if not self._workers:
             table.add_row("no worker")
         return table
+
+
+def _legend(rows: Sequence[RequestRow], room: Room) -> Text:
+    """Which stage has which colour, in the order of time: of those that took longest, as many as fit on a line."""
+    spent: Counter[str] = Counter()
+    for row in rows:
+        spent.update(_times(row))
+    names: list[str] = []
+    left = room.width
+    for stage, time_ms in spent.most_common():
+        left -= len(_named(stage))
+        if left < 0 or time_ms <= 0:
+            break
+        names.append(stage)
+    parts = ((_named(stage), style) for stage, style in STAGES.items() if stage in names)
+    return Text.assemble(*parts, no_wrap=True)
+
+
+def _named(stage: str) -> str:
+    return f"█ {stage.replace('second_unexplained', 'unexplained').replace('_', ' ')}  "
 
 
 def _lists(

@@ -158,11 +158,11 @@ async def words(page, selector: str) -> str:
     return re.sub(r"\s+", " ", await page.inner_text(selector))
 
 
-def on_terminal(*said, height=60) -> list[str]:
-    screen, console = Screen(), Console(width=140, record=True, file=io.StringIO())
+def on_terminal(*said, width=140, height=60) -> list[str]:
+    screen, console = Screen(), Console(width=width, record=True, file=io.StringIO())
     for each in said:
         screen.take(each)
-    console.print(screen.draw("live", Room(140, height)))
+    console.print(screen.draw("live", Room(width, height)))
     return [re.sub(r"\s+", " ", line).strip() for line in console.export_text().splitlines()]
 
 
@@ -285,6 +285,20 @@ async def test_workers_are_told_in_full_and_trouble_is_called(page):
     row = line(lines, "d0 decode")
     assert row.startswith("d0 decode suspect 62% 3/16 2 77 tok")
     assert row.endswith(f"shm, tcp {DECODE.epoch}")
+
+
+@pytest.mark.parametrize(
+    ("width", "named"),
+    [
+        (80, "prefill compute/transfer/commit/decode queue/first step"),
+        (
+            140,
+            "tokenise/route/prefill queue/prefill compute/notify/transfer/commit/decode queue/first step/unexplained",
+        ),
+    ],
+)
+async def test_the_terminal_names_the_stages_that_took_longest(width, named):
+    assert line(on_terminal(SNAPSHOT, FRAME, width=width), "█") == " ".join(f"█ {name}" for name in named.split("/"))
 
 
 async def test_a_request_is_drawn_by_stage_and_tells_its_story(page):
