@@ -22,6 +22,7 @@ _FINISH_TO_PB = {
     FinishReason.ABORT: pb.FINISH_REASON_ABORT,
     FinishReason.ERROR: pb.FINISH_REASON_ERROR,
 }
+_LEAST_S, _MOST_S = 1e-9, 1e6  # of a duration that is told: a nanosecond, eleven days
 _READ_AT_ONCE = 256  # log-probabilities: about 5 ms
 _FINISH_FROM_PB = {value: key for key, value in _FINISH_TO_PB.items()}
 
@@ -228,24 +229,29 @@ def stages_to_pb(stages: StageTimes) -> pb.StageTimes:
     )
 
 
+def _seconds(told: float) -> float:
+    """A duration as another process tells it: what no request can have lasted, and what is no number, would spoil every sum."""
+    return told if _LEAST_S < abs(told) < _MOST_S else 0.0
+
+
 def stages_from_pb(message: pb.StageTimes) -> StageTimes:
-    """Field by field."""
+    """Field by field; what is no time is none."""
     return StageTimes(
-        admission_s=message.admission_s,
-        tokenise_s=message.tokenise_s,
-        route_s=message.route_s,
-        prefill_queue_s=message.prefill_queue_s,
-        prefill_compute_s=message.prefill_compute_s,
-        emit_s=message.emit_s,
-        transfer_s=message.transfer_s,
-        commit_s=message.commit_s,
-        decode_queue_s=message.decode_queue_s,
-        first_step_s=message.first_step_s,
-        receive_s=message.receive_s,
-        retry_s=message.retry_s,
-        notify_s=message.notify_s,
-        relay_s=message.relay_s,
-        recover_s=message.recover_s,
+        admission_s=_seconds(message.admission_s),
+        tokenise_s=_seconds(message.tokenise_s),
+        route_s=_seconds(message.route_s),
+        prefill_queue_s=_seconds(message.prefill_queue_s),
+        prefill_compute_s=_seconds(message.prefill_compute_s),
+        emit_s=_seconds(message.emit_s),
+        transfer_s=_seconds(message.transfer_s),
+        commit_s=_seconds(message.commit_s),
+        decode_queue_s=_seconds(message.decode_queue_s),
+        first_step_s=_seconds(message.first_step_s),
+        receive_s=_seconds(message.receive_s),
+        retry_s=_seconds(message.retry_s),
+        notify_s=_seconds(message.notify_s),
+        relay_s=_seconds(message.relay_s),
+        recover_s=_seconds(message.recover_s),
     )
 
 
@@ -263,15 +269,15 @@ def handoff_stats_to_pb(stats: HandoffStats) -> pb.HandoffStats:
 
 
 def handoff_stats_from_pb(message: pb.HandoffStats) -> HandoffStats:
-    """Field by field."""
+    """Field by field; what is no time is none."""
     return HandoffStats(
         connector=message.connector,
         kv_bytes=message.kv_bytes,
         num_writes=message.num_writes,
         num_blocks=message.num_blocks,
         num_cached_blocks=message.num_cached_blocks,
-        transfer_s=message.transfer_s,
-        exposed_s=message.exposed_s,
+        transfer_s=_seconds(message.transfer_s),
+        exposed_s=_seconds(message.exposed_s),
     )
 
 

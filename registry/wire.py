@@ -6,8 +6,6 @@ further than its form. Does not know keys.
 
 from __future__ import annotations
 
-import math
-
 from google.protobuf.message import DecodeError
 
 from contracts import wire_handoff
@@ -19,6 +17,7 @@ from contracts.worker import WorkerInfo, WorkerLoad, WorkerRef
 MAX_WORD_BYTES = 16 * 1024
 MAX_ID_CHARS = 256
 MAX_EPOCH = 2**53 - 1  # Lua's numbers are doubles
+MAX_GAUGE = 1e9  # of a load: it is multiplied where it is shown
 _MAX_ADDRESS_CHARS = 512
 _MAX_CONNECTORS = 32
 
@@ -101,5 +100,5 @@ def check_word(info: WorkerInfo, load: WorkerLoad) -> None:
             )
     shares = ("kv_usage", load.kv_usage), ("decode_step_s", load.decode_step_s)
     for field, value in (*shares, ("prefill_tokens_per_s", load.prefill_tokens_per_s)):
-        if not (math.isfinite(value) and value >= 0):
-            raise InvalidRequest(f"load.{field}", value, "must be a number of at least 0")
+        if not 0 <= value <= MAX_GAUGE:
+            raise InvalidRequest(f"load.{field}", value, f"must be a number from 0 to {MAX_GAUGE:g}")

@@ -105,6 +105,7 @@ async def test_a_worker_that_says_it_is_tiny_makes_nobody_else_smaller(tmp_path)
         ({"connectors": ("x" * 1000,)}, WorkerLoad(), "info.connectors"),
         ({"ref": WorkerRef("two\nlines", 1)}, WorkerLoad(), "worker_id"),
         ({}, WorkerLoad(kv_usage=float("nan")), "load.kv_usage"),
+        ({}, WorkerLoad(decode_step_s=1e300), "load.decode_step_s"),
     ],
 )
 async def test_what_no_worker_would_say_is_refused_by_field(running, info_changes, load, field):

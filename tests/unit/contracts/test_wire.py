@@ -149,6 +149,15 @@ def test_hand_off_messages_round_trip():
     assert wire.handoff_stats_from_pb(wire.handoff_stats_to_pb(stats)) == stats
 
 
+@pytest.mark.parametrize("told", [math.nan, math.inf, -math.inf, 1e300, -1e300, 5e-324])
+def test_what_is_no_duration_is_none(told):
+    """A worker that says it would spoil every sum that it is part of, and the dashboard's JSON, which has no word for it."""
+    stages = StageTimes(**dict.fromkeys(StageTimes.__slots__, told))
+    assert wire.stages_from_pb(wire.stages_to_pb(stages)) == StageTimes()
+    stats = wire.handoff_stats_from_pb(wire.handoff_stats_to_pb(HandoffStats("shm", 2**64 - 1, 2, 3, 4, told, told)))
+    assert (stats.transfer_s, stats.exposed_s, stats.gb_per_s) == (0.0, 0.0, 0.0)
+
+
 def test_every_message_and_every_answer_of_a_hand_off_names_both_lives():
     """Of those that travel alone; a Grant, a NoRoom and a Ticket are inside another."""
     whole = handoff_pb2.DESCRIPTOR.message_types_by_name
