@@ -1,10 +1,12 @@
 """Windows, boards and the crew: what a frame says of a second, and that all of it stays bounded."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dashboard.frames import Frame, Snapshot, WorkerRow, event, heard
+from dashboard.frames import Frame, HandoffRow, Snapshot, WorkerRow, event, heard
 from dashboard.history import GONE, GONE_FOR_S, LOOK_S, SPAN_S, Crew, History, Instant, Title
 from dashboard.requests import EACH_SECOND, FAILED, RECENT, SLOWEST
 from dashboard.slo import SloConfig
@@ -98,7 +100,9 @@ def test_goodput_is_within_every_limit(limits, good):
 
 def test_a_row_tells_the_story_and_who_failed_is_on_its_board():
     told = history()
-    told.ended(finished("one", prefill="p0", decode="d0", reason="cheaper", remote_s=0.1, num_failures=2, at_s=0.5))
+    way = {"prefill": "p0", "decode": "d0", "reason": "cheaper", "remote_s": 0.1, "num_failures": 2, "num_moves": 3}
+    first = finished("one", at_s=0.5, **way)
+    told.ended(replace(first, sample=replace(first.sample, num_failed_handoffs=5)))
     told.ended(finished("two", outcome="UNAVAILABLE", ttft_s=None, at_s=0.6))
     frame = told.tick(at(1), (), 0, 0)
     two, one = frame.requests
@@ -109,7 +113,9 @@ def test_a_row_tells_the_story_and_who_failed_is_on_its_board():
     ) + (one.unexplained) == pytest.approx(one.ttft)
     assert one.second == 34.0
     assert one.second_unexplained == pytest.approx(34 - 6 - 7 - 8 - 9)
-    assert one.handoff.gb_per_s == 2.0
+    assert one.handoff == HandoffRow("shm", 2_000_000, 3, 1, 1.0, 0.5, 2.0)
+    assert (one.moves, one.failed_handoffs) == (3, 5)
+    assert (one.prompt_tokens, one.cached_tokens, one.output_tokens, one.gap, one.e2e) == (100, 16, 11, 100.0, 1050.0)
     assert (one.decision.reason, one.decision.remote, one.decision.local) == ("cheaper", 100.0, None)
     assert frame.failed == (two,)
     assert not two.ok
