@@ -1,5 +1,6 @@
 """Alert rules: promtool checks them and runs their tests; each has one that fires, one that does not, and a paragraph."""
 
+import json
 import os
 import re
 import shutil
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.monitoring.prometheus_process import DEPLOYED, binary
-from tests.monitoring.queries import uncompared
+from tests.monitoring.queries import DASHBOARDS, panels, uncompared
 
 ALERTS = re.findall(r"^ +- alert: (\w+)$", (DEPLOYED / "rules" / "alerts.yml").read_text(), re.M)
 MANUAL = Path(__file__).resolve().parents[2] / "docs" / "monitoring.md"
@@ -89,6 +90,14 @@ def test_each_alert_has_a_paragraph_to_go_by(alert):
     found = re.search(rf"^### {alert}\n\n(.+?)(?=^#|\Z)", MANUAL.read_text(), re.M | re.S)
     assert found, f"docs/monitoring.md has no heading {alert}"
     assert len(found[1].split()) >= 30, "what it means, what to look at, what to do"
+
+
+def test_a_panel_that_a_paragraph_sends_one_to_is_there():
+    named = re.findall(r"\*([\w-]+) / ([^*\n]+)\*", MANUAL.read_text())
+    boards = {json.loads(path.read_text())["title"].split(" / ")[-1]: panels(path) for path in DASHBOARDS}
+    shown = {(board, panel["title"]) for board, found in boards.items() for panel in found}
+    assert len(named) >= 10
+    assert sorted(set(named) - shown) == []
 
 
 def test_no_paragraph_is_of_an_alert_that_is_gone():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.compare.load import Cell, CellRun, LoadConfig, StreamAnswer, prompts_of
-from bench.compare.numbers import QUANTITIES, best, differences, numbers, stream_gaps_s
+from bench.compare.numbers import QUANTITIES, Comparison, Differences, best, differences, numbers, stream_gaps_s
 from bench.compare.page import page
 from bench.compare.report import page_text, report, table, wins_at, write
 from bench.compare.run import CompareConfig, OnRound, compare, summed_up, turns
@@ -131,6 +131,21 @@ def test_the_table_says_where_each_wins() -> None:
     ]
     assert len(claims) == 2 and all(claim.met and claim.value < 0.1 for claim in claims)
     assert any("1P1D is best at: ITL of streams p99 (2048 at 1024)" in note for note in said.notes)
+
+
+def test_the_claim_is_held_to_the_worst_of_its_cells() -> None:
+    often, seldom = Cell(2048, 0.5), Cell(2048, 0.1)
+    of_each = {
+        (often, "1P1D"): 60.0,
+        (often, "2 colocated"): 90.0,
+        (seldom, "1P1D"): 60.0,
+        (seldom, "2 colocated"): 40.0,
+    }
+    rounds = {key: (dict.fromkeys(BY_KEY, value),) for key, value in of_each.items()}
+    found = Comparison(("1P1D", "2 colocated"), (often, seldom), rounds, Differences(), {}, {})
+    config = CompareConfig((TWO_POOLS, BOTH), (often, seldom), LoadConfig(), rounds=1, limits=LIMITS)
+    claims = [verdict for verdict in report(found, config, "model", "", ()).verdicts if "worst cell" in verdict.name]
+    assert [(claim.value, claim.met) for claim in claims] == [(1.5, False), (1.5, False)]
 
 
 def test_token_ids_that_differ_miss_the_bar() -> None:
