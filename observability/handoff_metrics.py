@@ -61,11 +61,13 @@ class SenderMetrics:
         self._untold.inc()
 
     def sent(self, stats: HandoffStats) -> None:
-        """One was committed, which moved so much."""
+        """One was committed, which moved so much. Nothing, where the decode worker had all of it: that is no transfer."""
         connector = stats.connector if stats.connector in CONNECTORS else "other"
+        self._exposed.observe(stats.exposed_s)
+        if not stats.num_writes:
+            return
         self._bytes.labels(connector).inc(stats.kv_bytes)
         self._busy.series(connector).observe(stats.transfer_s)
-        self._exposed.observe(stats.exposed_s)
         self._time.observe(stats.transfer_s)
         self._sizes.observe(stats.kv_bytes)
         self._writes.observe(stats.num_writes)

@@ -210,7 +210,8 @@ class _ConnectorSeries:
         self.kv_bytes.inc(handoff.kv_bytes)
         self.sent.inc(handoff.num_blocks)
         self.cached.inc(handoff.num_cached_blocks)
-        self.transfer.observe(handoff.transfer_s)
         self.exposed.observe(handoff.exposed_s)
+        if handoff.num_writes:  # else the decode worker had all of it
+            self.transfer.observe(handoff.transfer_s)
         if handoff.transfer_s > 0:
             self.speed.observe(handoff.gb_per_s)

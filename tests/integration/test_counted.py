@@ -185,10 +185,10 @@ def test_hand_offs_in_three_processes(scene):
     assert prefill.by("diptych_kv_transfers_total", "outcome") == {("committed",): committed, ("failed",): 1}
     assert prefill.total("vllm:nixl_num_failed_transfers_total") == 1
     assert prefill.total("vllm:nixl_bytes_transferred_sum") == sent
-    assert prefill.total("vllm:nixl_bytes_transferred_count") == committed
-    for name in ("diptych_kv_transfer_seconds", "diptych_kv_transfer_exposed_seconds"):
-        assert prefill.total(f"{name}_count") == committed
-    assert prefill.total("diptych_kv_transfer_gb_per_second_count") == 3  # those that moved something
+    for name in ("vllm:nixl_bytes_transferred", "vllm:nixl_xfer_time_seconds", "diptych_kv_transfer_seconds"):
+        assert prefill.total(f"{name}_count") == 3, name  # those that moved something
+    assert prefill.total("diptych_kv_transfer_gb_per_second_count") == 3
+    assert prefill.total("diptych_kv_transfer_exposed_seconds_count") == committed
     for ours, theirs in (
         ("diptych_kv_transfer_seconds_sum", "diptych_handoff_transfer_seconds_sum"),
         ("diptych_kv_transfer_exposed_seconds_sum", "diptych_handoff_exposed_seconds_sum"),

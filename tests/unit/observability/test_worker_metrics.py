@@ -76,7 +76,11 @@ def test_hand_offs_where_they_are_sent(metrics: WorkerMetrics) -> None:
     counts = SenderMetrics(metrics.registry, "m")
     counts.watch(lambda: (2, 1))
     counts.sent(HandoffStats("shm", 4_000_000, 3, 2, 1, 0.002, 0.001))
-    counts.sent(HandoffStats("a stranger's", 0, 0, 0, 0, 0.0, 0.0))
+    counts.sent(HandoffStats("a stranger's", 0, 0, 0, 3, 0.0, 0.0))
+    assert value(metrics, "diptych_kv_transfer_exposed_seconds_count") == 2
+    for name in ("xfer_time_seconds", "bytes_transferred", "num_descriptors"):
+        assert value(metrics, f"vllm:nixl_{name}_count", **LABELS) == 1, "what was there already is no transfer"
+    counts.sent(HandoffStats("a stranger's", 1, 1, 1, 0, 0.0, 0.0))
     counts.ended("failed")
     counts.untold()
     counts.granted(0.25)
@@ -89,7 +93,7 @@ def test_hand_offs_where_they_are_sent(metrics: WorkerMetrics) -> None:
     assert value(metrics, "diptych_kv_transfer_seconds_count", connector="other") == 1
     assert value(metrics, "diptych_kv_transfers_total", outcome="failed") == 1
     assert value(metrics, "vllm:nixl_num_failed_transfers_total", **LABELS) == 1
-    assert value(metrics, "vllm:nixl_num_descriptors_sum", **LABELS) == 3
+    assert value(metrics, "vllm:nixl_num_descriptors_sum", **LABELS) == 4
 
 
 def test_hand_offs_where_they_are_taken() -> None:
