@@ -65,6 +65,14 @@ def test_a_prompt_is_counted_by_where_its_kv_came_from(metrics: WorkerMetrics) -
     assert value(metrics, "vllm:request_queue_time_seconds_count", **LABELS) == 2, "an error is no latency"
 
 
+def test_facts_of_the_kv_memory(metrics: WorkerMetrics) -> None:
+    metrics.aliases.describe(16, 64, False, "bfloat16")
+    metrics.born(7)
+    facts = {"block_size": "16", "num_gpu_blocks": "64", "enable_prefix_caching": "False", "cache_dtype": "bfloat16"}
+    assert value(metrics, "vllm:cache_config_info", **LABELS, **facts) == 1
+    assert value(metrics, "diptych_epoch") == 7
+
+
 def test_lives_of_blocks(metrics: WorkerMetrics) -> None:
     metrics.blocks.reused(2.0)
     metrics.blocks.evicted(9.0, 5.0)
