@@ -66,6 +66,11 @@ export class Requests {
   }
 
   turn(event) {
+    const first = event.key === "ArrowDown" && this.list.querySelector("button.request");
+    if (first) {
+      event.preventDefault();
+      first.focus();
+    }
     const names = Object.keys(this.tabs);
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;

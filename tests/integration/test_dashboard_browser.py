@@ -89,7 +89,8 @@ async def test_hands_on_the_keyboard_alone(browser, tmp_path):
             assert await page.locator("button.request").count() == 1
             await page.keyboard.press("ArrowRight")  # around
             assert await page.evaluate("document.activeElement.id") == "tab-recent"
-            await page.locator("button.request").first.focus()
+            await page.keyboard.press("ArrowDown")  # from its tab into the list
+            assert await page.evaluate("document.activeElement === document.querySelector('button.request')")
             await page.keyboard.press("ArrowDown")
             number = await page.evaluate("document.activeElement.dataset.n")
             await ask(running, 2)  # the list does not move away from under the keyboard
