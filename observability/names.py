@@ -46,7 +46,7 @@ ITL = _histogram("diptych_itl_seconds", _R, "Gap between tokens", has.MODEL)
 TPOT = _histogram("diptych_tpot_seconds", _R, "(E2E - TTFT) / (tokens - 1)", has.MODEL)
 E2E = _histogram("diptych_e2e_seconds", _R, "Arrival to last token", has.MODEL)
 SECOND_TOKEN_GAP = _histogram(
-    "diptych_second_token_gap_seconds", _R, "First token heard to second token heard", has.MODEL
+    "diptych_second_token_gap_seconds", _R, "First token to second token, as they are written to the client", has.MODEL
 )
 STAGE = _histogram(
     "diptych_stage_seconds",

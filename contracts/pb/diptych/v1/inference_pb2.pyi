@@ -349,9 +349,11 @@ class GenerateResponse(google.protobuf.message.Message):
     stop_token_id: builtins.int
     """The end-of-sequence or stop token that ended the answer, if one did. On the answer's last piece."""
     ttft_s: builtins.float
-    """On the answer's last piece: seconds from the request's arrival to its first token, as the router saw it."""
+    """On the answer's last piece: seconds from the request's arrival until its first token was written to the
+    client, as the router saw it.
+    """
     gap_s: builtins.float
-    """On the answer's last piece, where there was one: seconds from the first token to the second."""
+    """On the answer's last piece, where there was one: seconds from writing the first token to writing the second."""
     ttft_unexplained_s: builtins.float
     """Of ttft_s, what is in no stage; negative where the stages say too much."""
     gap_unexplained_s: builtins.float
