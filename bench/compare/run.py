@@ -55,7 +55,7 @@ async def compare(
             target = GrpcTarget(address)
             try:
                 lengths = tuple(sorted({cell.input_len for cell in config.cells}))
-                await warm_up(target, lengths, config.load, len(system.decode))
+                await warm_up(target, lengths, config.load, max(len(system.prefill), len(system.decode)))
                 for place, cell in enumerate(config.cells):
                     seed = config.load.seed + number * _ROUND_SEED + place * _CELL_SEED
                     run = await run_cell(target, cell, config.load, seed)

@@ -15,7 +15,7 @@ from bench.compare.numbers import QUANTITIES, Comparison, Differences, best, dif
 from bench.compare.page import page
 from bench.compare.report import page_text, report, table, wins_at, write
 from bench.compare.run import CompareConfig, OnRound, compare, summed_up, turns
-from bench.compare.systems import apart, together
+from bench.compare.systems import System, apart, together
 from bench.machine import MachineFacts
 from bench.report import Record
 from bench.serving.measures import Limits
@@ -261,19 +261,33 @@ def test_what_whole_rounds_came_to_is_kept_when_the_rest_is_stopped(
     assert "No space left" in said.err and said.out.startswith("{")
 
 
-async def test_each_whole_round_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def nothing(*_: object) -> None: ...
+async def test_systems_warm_up_and_have_the_same_cells_with_the_same_seeds_and_each_whole_round_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    warm: list[tuple[object, ...]] = []
+    seeds: dict[str, list[tuple[object, object]]] = {}
+    running: list[str] = []
 
-    async def measured(*_: object) -> CellRun:
+    async def warmed(_target: object, lengths: object, _load: object, workers: object) -> None:
+        warm.append((running[-1], lengths, workers))
+
+    async def measured(_target: object, cell: object, _load: object, seed: object) -> CellRun:
+        seeds.setdefault(running[-1], []).append((cell, seed))
         return cell_run(0.05, 0.1, ())
 
     @asynccontextmanager
-    async def start(_: object) -> AsyncIterator[str]:
+    async def start(system: System) -> AsyncIterator[str]:
+        running.append(system.name)
         yield "127.0.0.1:1"
 
-    monkeypatch.setattr("bench.compare.run.warm_up", nothing)
+    monkeypatch.setattr("bench.compare.run.warm_up", warmed)
     monkeypatch.setattr("bench.compare.run.run_cell", measured)
     told: list[int] = []
-    config = CompareConfig((TWO_POOLS, BOTH), (SHORT, LONG), rounds=3)
+    three = apart(((0,), (1,), (2,)), ((3,),))
+    config = CompareConfig((three, BOTH), (SHORT, LONG), rounds=3)
     await compare(config, start, lambda _: None, lambda whole, _: told.append(whole.rounds))
+    assert running == ["3P1D", "2 colocated", "2 colocated", "3P1D", "3P1D", "2 colocated"]
+    workers = {"3P1D": 3, "2 colocated": 2}
+    assert warm == [(name, (64, 2048), workers[name]) for name in running]
+    assert seeds["3P1D"] == seeds["2 colocated"] and len({seed for _, seed in seeds["3P1D"]}) == 6
     assert told == [1, 2, 3]
