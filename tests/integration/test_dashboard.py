@@ -11,6 +11,7 @@ import pytest
 from dashboard.feed import MOST_WATCHERS
 from dashboard.files import EVENTS_PATH, PAGE, PAGE_PATHS
 from dashboard.frames import Frame, Snapshot, heard
+from dashboard.requests import ms
 from dashboard.slo import SloConfig
 from observability.stages import GAP_STAGES, TTFT_STAGES
 from router.config import AccessConfig
@@ -71,7 +72,7 @@ async def test_a_request_is_seen_within_two_seconds_with_its_stages_and_its_way(
         asked_at = time.monotonic()
         answer = await served.http.post(
             "/v1/completions",
-            json={"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 4},
+            json={"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 4, "diptych": {"stages": True}},
             headers={"X-Request-Id": "mine"},
         )
         assert answer.status_code == 200
@@ -83,7 +84,12 @@ async def test_a_request_is_seen_within_two_seconds_with_its_stages_and_its_way(
     assert isinstance(frame, Frame)
     (row,) = frame.requests
     assert (row.id, row.ok, row.good, row.prefill, row.decode, row.output_tokens) == ("mine", True, True, "p0", "d0", 4)
-    assert row.decision.reason == "always"
+    account = answer.json()["diptych"]  # what the client was told
+    predicted = {name: account["decision"][f"predicted_{name}_s"] for name in ("remote", "local")}
+    assert (row.decision.reason, row.decision.remote, row.decision.local) == ("always", *map(ms, predicted.values()))
+    assert {f"{name}_s": took for name, took in row.stages.items()} == {
+        name: pytest.approx(ms(took_s), abs=0.002) for name, took_s in account["stages"].items() if took_s
+    }
     assert row.handoff.connector == "local"
     told = {stage: row.stages.get(stage, 0.0) for stage in (*TTFT_STAGES, *GAP_STAGES)}
     assert sum(told[s] for s in TTFT_STAGES) + row.unexplained == pytest.approx(row.ttft, abs=0.02)  # each is rounded
