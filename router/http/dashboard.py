@@ -33,6 +33,8 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
+_EVENTS_TYPE = "text/event-stream"
+_EVENTS_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 class DashboardFront:
@@ -59,6 +61,8 @@ class DashboardFront:
         del request_id
         if not caller_of(request.scope).dashboard:
             raise PermissionDenied("this API key does not open the dashboard")
+        if request.scope["method"] == "HEAD":  # it has no body: whoever asks so would watch without seeing anything
+            return Response(media_type=_EVENTS_TYPE, headers=_EVENTS_HEADERS)
         return EventsResponse(self._board, self._board.watch())
 
 
@@ -66,9 +70,7 @@ class EventsResponse(Response):
     """Sends a watcher its events until one of both leaves. Owns the watcher."""
 
     def __init__(self, board: Board, watcher: Watcher) -> None:
-        super().__init__(
-            media_type="text/event-stream", headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        )
+        super().__init__(media_type=_EVENTS_TYPE, headers=_EVENTS_HEADERS)
         del self.headers["content-length"]
         self._board = board
         self._watcher = watcher

@@ -184,6 +184,8 @@ async def test_so_many_watch_and_who_leaves_makes_room(served):
         assert refused.status_code == 429
         assert int(refused.headers["retry-after"]) > 0
         assert str(MOST_WATCHERS) in refused.json()["error"]["message"]
+        async with asyncio.timeout(3):  # it watches nothing, and so does not wait for room
+            assert (await http.head(EVENTS_PATH)).status_code == 200
         await streams.pop().__aexit__(None, None, None)
         async with asyncio.timeout(3):  # its leaving is heard at once, not with the next frame's failure
             while (status := await _status(http)) == 429:
