@@ -46,11 +46,17 @@ def draw(points: Sequence[tuple[Point, JsonObject]], folder: Path, say: Callable
     for place, metric in enumerate(METRICS, 1):
         ends = f"_{metric}_ms"
         lines = {name.removesuffix(ends): name for name in points[0][1] if name.endswith(ends) and name[:3] != "std"}
-        _plot(latency.add_subplot(2, 2, place), f"{metric.upper()}, ms", across, points, lines)
+        axes = latency.add_subplot(2, 2, place)
+        _plot(axes, f"{metric.upper()}, ms", across, points, lines)
+    latency.legend(
+        *axes.get_legend_handles_labels(), loc="outside upper center", ncols=len(lines)
+    )  # the same in all four
     through = Figure(figsize=(_INCHES[0], _INCHES[1] / 2), layout="constrained")
     for place, (unit, names) in enumerate(_RATES.items(), 1):
         lines = {label: name for label, name in names.items() if points[0][1][name] is not None}
-        _plot(through.add_subplot(1, 2, place), unit, across, points, lines)
+        axes = through.add_subplot(1, 2, place)
+        _plot(axes, unit, across, points, lines)
+        axes.legend(fontsize="small")
     paths = []
     for name, figure in (("latency.png", latency), ("throughput.png", through)):
         figure.savefig(folder / name)
@@ -85,7 +91,6 @@ def _plot(
     if not across.unit:
         axes.set_xticks(range(len(across.places)), [str(place) for place in across.places], rotation=30, ha="right")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
 
 
 def _values(points: Sequence[tuple[Point, JsonObject]], name: str) -> list[float]:
