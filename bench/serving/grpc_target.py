@@ -73,4 +73,6 @@ class GrpcTarget:
 
 
 def _said(error: RpcFailed) -> str:
-    return f"{error} (--api-key-file FILE)" if isinstance(error, Unauthenticated) else str(error)
+    if isinstance(error, Unauthenticated):
+        return f"{error} (--api-key-file FILE)"
+    return f"{error} (--tls-ca FILE.pem)" if "`tls=" in str(error) else str(error)  # the client's advice, as a flag

@@ -58,7 +58,7 @@ def base_url() -> Iterator[str]:
             status, content = b"401 Unauthorized", b'{"error": {"message": "no API key"}}'
         elif b'"plain"' in body:
             status, content = plain(body)
-        elif b'"hanging-up"' in body:  # as a door with TLS does with whoever brings none
+        elif b'"hanging-up"' in body or head.startswith(b"pri"):  # as a door with TLS does with whoever brings none
             writer.close()
             return
         elif b'"busy"' in body:
@@ -197,6 +197,8 @@ def test_a_missing_key_or_authority_is_said_by_its_flag(base_url: str, capsys: p
         assert serve(url, "--model", model) == 1
         said = capsys.readouterr().err
         assert words in said and ("--api-key-file" in said) == (model == "locked")
+    assert run(["bench", "serve", "--address", base_url.removeprefix("http://"), "--model", "x"]) == 1
+    assert "speak TLS" in (said := capsys.readouterr().err) and "(--tls-ca FILE.pem)" in said
 
 
 def test_the_key_of_a_file_is_sent_and_shown_nowhere(
