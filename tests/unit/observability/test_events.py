@@ -11,6 +11,8 @@ from observability.metrics import RouterMetrics
 from observability.policy_metrics import PolicyMetrics
 from observability.registry_metrics import RegistryMetrics
 from observability.resilience_metrics import ResilienceMetrics
+from observability.samples import EngineSample
+from observability.stages import HandoffStats
 from observability.worker_metrics import WorkerMetrics
 
 
@@ -178,3 +180,60 @@ def test_what_is_asked_at_a_scrape_is_of_now():
     assert asked() == [1, 2, 2, 1, 5.0, 3, 4, 1, 3, 0.5]
     now |= {"up": False, "refused": 4, "state": 2, "expires": 6.0, "blocks": 8}
     assert asked() == [0, 4, 4, 2, 6.0, 8, 9, 1, 8, 0.6]
+
+
+def both(name, value, count=1):
+    """A histogram's two series, of a worker of the prefill pool."""
+    return {(f"vllm:{name}_count", "m", "prefill"): count, (f"vllm:{name}_sum", "m", "prefill"): value}
+
+
+def test_a_step_of_an_engine():
+    metrics = WorkerMetrics("m", "prefill")
+    steps = {"step_seconds": 0.5, "overhead_seconds": 0.125, "batch_requests": 3}
+    assert moved(metrics.registry, lambda: metrics.step(0.5, 0.375, (3, 40, 2), 1)) == {
+        **{(f"diptych_engine_{name}_sum",): value for name, value in steps.items()},
+        **{(f"diptych_engine_{name}_count",): 1 for name in steps},
+        ("diptych_engine_scheduled_tokens_total",): 40,
+        ("diptych_engine_preemptions_total",): 1,
+        ("vllm:num_preemptions_total", "m", "prefill"): 1,
+        ("vllm:generation_tokens_total", "m", "prefill"): 2,
+        **both("iteration_tokens_total", 40),
+    }
+
+
+def test_a_request_that_leaves_an_engine():
+    metrics = WorkerMetrics("m", "prefill")
+    sample = EngineSample("stop", False, 100, 64, 7, 8, queue_s=0.25, prefill_s=0.5, decode_s=2.0)
+    assert moved(metrics.registry, lambda: metrics.ended(sample)) == {
+        ("vllm:request_success_total", "m", "prefill", "stop"): 1,
+        ("vllm:prompt_tokens_total", "m", "prefill"): 100,
+        ("vllm:prompt_tokens_by_source_total", "m", "prefill", "local_compute"): 36,
+        ("vllm:prompt_tokens_by_source_total", "m", "prefill", "local_cache_hit"): 64,
+        **both("request_queue_time_seconds", 0.25),
+        **both("request_prefill_time_seconds", 0.5),
+        **both("request_decode_time_seconds", 2.0),
+        **both("request_inference_time_seconds", 2.5),
+        **both("request_prompt_tokens", 100),
+        **both("request_generation_tokens", 7),
+        **both("request_prefill_kv_computed_tokens", 36),
+        **both("request_params_max_tokens", 8),
+    }
+
+
+def test_a_hand_off_that_was_sent():
+    registry = CollectorRegistry()
+    metrics = SenderMetrics(registry, "m")
+    stats = HandoffStats("tcp", 4_000_000, 5, 7, 3, 0.016, 0.008)
+    ours = {
+        ("transfer_seconds", "tcp"): 0.016,
+        ("transfer_exposed_seconds",): 0.008,
+        ("transfer_gb_per_second", "tcp"): 0.25,
+    }
+    assert moved(registry, lambda: metrics.sent(stats)) == {
+        ("diptych_kv_sent_bytes_total", "tcp"): 4_000_000,
+        **{(f"diptych_kv_{name}_sum", *labels): value for (name, *labels), value in ours.items()},
+        **{(f"diptych_kv_{name}_count", *labels): 1 for name, *labels in ours},
+        **both("nixl_xfer_time_seconds", 0.016),
+        **both("nixl_bytes_transferred", 4_000_000),
+        **both("nixl_num_descriptors", 5),
+    }
