@@ -84,7 +84,9 @@ ROOT = LazyGroup(
         "model": LazyCommand("cli.commands.model", "model", "Get models."),
         "top": LazyCommand("cli.commands.top", "top", "Watch a router and its workers in this terminal."),
         "key": LazyCommand("cli.commands.key", "key", "Make, list and revoke API keys."),
-        "bench": LazyCommand("cli.commands.bench", "bench", "Measure a server under load, or the engine alone."),
+        "bench": LazyCommand(
+            "cli.commands.bench", "bench", "Measure a server under load, two pools against one, or the engine."
+        ),
         "doctor": LazyCommand("cli.commands.doctor", "doctor", "Say what is wrong with this environment."),
         "router": LazyCommand("cli.commands.router", "router", "Run one router: the door for clients."),
         "prefill": LazyCommand("cli.commands.prefill", "prefill", "Run one prefill worker."),

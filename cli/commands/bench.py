@@ -47,7 +47,7 @@ SAY_EVERY_S = {True: 0.25, False: 10.0}  # on a terminal, elsewhere
 
 @click.group("bench")
 def bench() -> None:
-    """Measure a server under load, or the engine alone."""
+    """Measure a server under load, two pools against one, or the engine alone."""
 
 
 class Progress:
@@ -87,7 +87,7 @@ class Progress:
         click.echo(f"\r\x1b[K{line}" if self._terminal else line, err=True, nl=last or not self._terminal)
 
 
-@bench.command("serve", cls=ServeCommand)
+@bench.command("serve", cls=ServeCommand, short_help="What users of any server see under a load.")
 @click.argument("more_goodput", nargs=-1, metavar="")
 def serve_command(**given: Unpack[ServeFlags]) -> None:
     """Send a load to a server and say what its users would have seen.
@@ -256,7 +256,7 @@ OFFLINE_OPTIONS = (
 )
 
 
-@bench.command("latency", cls=SectionedCommand)
+@bench.command("latency", cls=SectionedCommand, short_help="How long the engine alone takes for a batch.")
 @option("--batch-size", section="Batch", type=click.IntRange(min=1), default=8, help="Prompts at once.")
 @option("--num-iters", section="Batch", type=click.IntRange(min=1), default=10, help="Batches that are measured.")
 @option("--num-iters-warmup", section="Batch", type=click.IntRange(min=0), default=2, help="Batches before them.")
@@ -272,7 +272,7 @@ def latency(**given: Unpack[LatencyFlags]) -> None:
     click.echo(msgspec.json.encode(result).decode())
 
 
-@bench.command("throughput", cls=SectionedCommand)
+@bench.command("throughput", cls=SectionedCommand, short_help="Tokens a second of the engine alone.")
 def throughput_command(**given: Unpack[ThroughputFlags]) -> None:
     """Measure how many tokens a second the engine alone computes when all prompts are there at once. JSON on stdout."""
     engine, vocab_size = _engine(given, given["num_prompts"])

@@ -30,7 +30,7 @@ from engine.models.store import model_name
 from router.config import DisaggregationMode
 
 
-@click.command("compare", cls=SectionedCommand)
+@click.command("compare", cls=SectionedCommand, short_help="Two pools against workers that do both, on the same cores.")
 @click.argument("more_goodput", nargs=-1, metavar="")
 def compare_command(**given: Unpack[CompareFlags]) -> None:
     """Compare two pools with workers that do both, on the same CPU cores under the same load, and say where each wins.

@@ -124,7 +124,7 @@ def list_keys(file: Path) -> None:
         click.echo("  ".join([entry.key_id, entry.name, *said]))
 
 
-@key.command("revoke", cls=SectionedCommand)
+@key.command("revoke", cls=SectionedCommand, short_help="Revoke a key, by its id or its owner.")
 @click.argument("key_id", metavar="ID|NAME")
 @file_option
 def revoke(key_id: str, file: Path) -> None:
