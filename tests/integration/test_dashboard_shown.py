@@ -10,8 +10,10 @@ from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 from rich.console import Console
 
+from cli.top.screen import STAGES as COLOURS
 from cli.top.screen import Room, Screen
 from dashboard.files import EVENTS_PATH, INDEX, PAGE, load_files
 from dashboard.frames import (
@@ -299,6 +301,22 @@ async def test_workers_are_told_in_full_and_trouble_is_called(page):
 )
 async def test_the_terminal_names_the_stages_that_took_longest(width, named):
     assert line(on_terminal(SNAPSHOT, FRAME, width=width), "█") == " ".join(f"█ {name}" for name in named.split("/"))
+
+
+async def test_the_terminal_draws_stages_to_scale_and_what_is_over_its_limit_red():
+    screen, room = Screen(), Room(140)
+    screen.take(replace(SNAPSHOT, windows=(EARLIER, LAST), slowest=()))
+    said = Console(width=room.width).render(screen.draw(room=room))
+    coloured = [(part.text, part.style.color.name) for part in said if part.style and part.style.color]
+    assert [text.strip() for text, color in coloured if color == "red" and "ms" in text] == ["43.3 ms"]
+    drawn = [(color, len(text)) for text, color in coloured if set(text) == {"█"}]
+    assert [color for color, _ in drawn] == [
+        color for color in (*map(COLOURS.get, STAGES), "red") if color in dict(drawn)
+    ]
+    times = {COLOURS[stage]: took for stage, took in STAGES.items()} | {"red": 2.5}
+    scaled = {color: took / sum(times.values()) * room.bar for color, took in times.items()}
+    assert {color: dict(drawn).get(color, 0) for color in scaled} == pytest.approx(scaled, abs=1)
+    assert sum(dict(drawn).values()) == room.bar
 
 
 async def test_a_request_is_drawn_by_stage_and_tells_its_story(page):
