@@ -11,8 +11,9 @@ from observability.metrics import RouterMetrics
 from observability.policy_metrics import PolicyMetrics
 from observability.registry_metrics import RegistryMetrics
 from observability.resilience_metrics import ResilienceMetrics
-from observability.samples import EngineSample
-from observability.stages import HandoffStats
+from observability.samples import EngineSample, RequestSample
+from observability.slo import Limits
+from observability.stages import HandoffStats, StageTimes
 from observability.worker_metrics import WorkerMetrics
 
 
@@ -236,4 +237,78 @@ def test_a_hand_off_that_was_sent():
         **both("nixl_xfer_time_seconds", 0.016),
         **both("nixl_bytes_transferred", 4_000_000),
         **both("nixl_num_descriptors", 5),
+    }
+
+
+def test_a_request_of_a_router():
+    metrics = RouterMetrics("m", list, lambda: (0, 0))
+    metrics.measure_by(Limits(ttft_s=1.0, itl_s=0.25))
+    sample = RequestSample(
+        outcome="length",
+        succeeded=True,
+        route="disaggregated",
+        e2e_s=2.0,
+        ttft_s=0.5,
+        num_prompt_tokens=10,
+        num_cached_tokens=4,
+        num_output_tokens=7,
+        num_longest_tokens=4,
+        max_tokens=5,
+        stages=StageTimes(admission_s=0.125, prefill_queue_s=0.0625, prefill_compute_s=0.25, first_step_s=0.5),
+        handoffs=(HandoffStats("shm", 4096, 1, 2, 1, 0.25, 0.125),),
+        num_failed_handoffs=2,
+        gap_s=0.75,
+        num_answers=2,
+    )
+    ours = {"ttft": 0.5, "e2e": 2.0, "tpot": 0.5, "second_token_gap": 0.75, "handoff_exposed": 0.125}
+    stages = {"admission": 0.125, "prefill_queue": 0.0625, "prefill_compute": 0.25, "first_step": 0.5}
+    stages |= {"ttft_unexplained": 0.0625, "gap_unexplained": 0.25}
+    theirs = {
+        "time_to_first_token_seconds": 0.5,
+        "e2e_request_latency_seconds": 2.0,
+        "request_time_per_output_token_seconds": 0.5,
+        "request_queue_time_seconds": 0.1875,
+        "request_prefill_time_seconds": 0.25,
+        "request_decode_time_seconds": 1.5,
+        "request_inference_time_seconds": 1.75,
+        "request_prompt_tokens": 10,
+        "request_generation_tokens": 7,
+        "request_max_num_generation_tokens": 4,
+        "request_prefill_kv_computed_tokens": 6,
+        "request_params_n": 2,
+        "request_params_max_tokens": 5,
+    }
+    counters = {"prompt_tokens": 10, "generation_tokens": 7, "prefix_cache_queries": 10, "prefix_cache_hits": 4}
+    speed = sample.handoffs[0].gb_per_s
+    assert moved(metrics.registry, lambda: metrics.request_finished(sample)) == {
+        ("diptych_requests_total", "length", "disaggregated"): 1,
+        ("diptych_prompt_tokens_total",): 10,
+        ("diptych_cached_prompt_tokens_total",): 4,
+        ("diptych_generated_tokens_total",): 7,
+        ("diptych_slo_judged_requests_total",): 1,
+        ("diptych_slo_missed_requests_total", "itl"): 1,
+        ("diptych_slo_attainment_ratio", "itl"): -1,
+        ("diptych_slo_attainment_ratio", "all"): -1,
+        ("diptych_failed_handoffs_total",): 2,
+        ("diptych_handoffs_total", "shm"): 1,
+        ("diptych_handoff_kv_bytes_total", "shm"): 4096,
+        ("diptych_handoff_blocks_total", "sent"): 2,
+        ("diptych_handoff_blocks_total", "cached"): 1,
+        **{(f"diptych_{name}_seconds_sum", "m"): value for name, value in ours.items()},
+        **{(f"diptych_{name}_seconds_count", "m"): 1 for name in ours},
+        ("diptych_handoff_transfer_seconds_sum", "m", "shm"): 0.25,
+        ("diptych_handoff_transfer_seconds_count", "m", "shm"): 1,
+        ("diptych_handoff_gb_per_second_sum", "m", "shm"): speed,
+        ("diptych_handoff_gb_per_second_count", "m", "shm"): 1,
+        **{("diptych_stage_seconds_sum", "m", stage): value for stage, value in stages.items()},
+        **{
+            ("diptych_stage_seconds_count", "m", stage): 1
+            for stage in (*stages, "ttft_overexplained", "gap_overexplained")
+        },
+        **{(f"vllm:{name}_total", "m", "0"): value for name, value in counters.items()},
+        ("vllm:prompt_tokens_by_source_total", "m", "0", "local_compute"): 6,
+        ("vllm:prompt_tokens_by_source_total", "m", "0", "local_cache_hit"): 4,
+        ("vllm:request_success_total", "m", "0", "length"): 1,
+        **{(f"vllm:{name}_sum", "m", "0"): value for name, value in theirs.items()},
+        **{(f"vllm:{name}_count", "m", "0"): 1 for name in theirs},
     }
