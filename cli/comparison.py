@@ -5,7 +5,7 @@ Does not know loads.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from bench.progress import Say
 from cli.cluster import ClusterFailed, LocalCluster
 from cli.clustersecurity import cluster_security
 from cli.config import ClusterConfig, RestartPolicy, WorkerOptions
-from cli.process import ProcessStatus
+from cli.process import ProcessState, ProcessStatus
 from engine.models.store import model_name
 from router.config import DisaggregationConfig, DisaggregationMode
 from rpc.announce import UNHEARD
@@ -72,6 +72,11 @@ async def _running(config: ClusterConfig, say: Say) -> AsyncIterator[str]:
         async with LocalCluster(replace(config, security=security), _Listener(say)) as cluster:
             await cluster.wait_ready()
             yield cluster.grpc_address
-            lost = [status.name for status in cluster.statuses if status.num_restarts]
-            if lost:
-                raise ClusterFailed(f"{', '.join(lost)} died under the load: what was measured says nothing")
+            check_all_lived(cluster.statuses)
+
+
+def check_all_lived(statuses: Sequence[ProcessStatus]) -> None:
+    """Raises ClusterFailed naming what died: the router goes on without it, and other workers do its work unseen."""
+    lost = [status.name for status in statuses if status.state is not ProcessState.READY or status.num_restarts]
+    if lost:
+        raise ClusterFailed(f"{', '.join(lost)} died under the load: what was measured says nothing")

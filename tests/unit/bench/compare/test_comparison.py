@@ -21,10 +21,11 @@ from bench.report import Record
 from bench.serving.measures import Limits
 from bench.serving.requests import Form, Outcome, Reply
 from bench.serving.writer import Writer
-from cli.cluster import cores_argv
-from cli.comparison import cluster_of
+from cli.cluster import ClusterFailed, cores_argv
+from cli.comparison import check_all_lived, cluster_of
 from cli.config import WorkerOptions
 from cli.main import run
+from cli.process import ProcessState, ProcessStatus
 from router.config import DisaggregationMode
 
 BY_KEY = {quantity.key: quantity for quantity in QUANTITIES}
@@ -193,6 +194,17 @@ def test_each_worker_has_a_thread_for_each_of_its_own_cores() -> None:
     ]
     given = replace(config, workers=WorkerOptions(threads=1))
     assert cores_argv(given, 0) == ("--cores", "0,1") and cores_argv(replace(given, worker_cores=()), 0) == ()
+
+
+@pytest.mark.parametrize(
+    ("state", "restarts"), [(ProcessState.DEAD, 0), (ProcessState.RESTARTING, 0), (ProcessState.READY, 1)]
+)
+def test_a_worker_that_died_under_the_load_makes_the_numbers_void(state: ProcessState, restarts: int) -> None:
+    """One death is the last, as a comparison starts them: nothing is started again that one could count."""
+    well = ProcessStatus("decode-0", "decode", "", ProcessState.READY, 1, 0, "", "")
+    check_all_lived((well,))
+    with pytest.raises(ClusterFailed, match="prefill-0 died under the load"):
+        check_all_lived((well, replace(well, name="prefill-0", state=state, num_restarts=restarts)))
 
 
 def test_every_system_is_sent_the_same_prompts_at_the_same_times() -> None:
