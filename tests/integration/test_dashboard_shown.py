@@ -35,6 +35,7 @@ HERE = "http://router.test"
 T = 1_800_000_000.0
 STATES = ("ready", "starting", "draining", "silent", "suspect", "stalled", "gone")
 
+OLD = Window(T - 1, tokens=90_000, finished=9_000, good=9_000)  # too old for what is said of the last two seconds
 # Of two seconds; each number is there once. Of 602 requests 403 are judged, 401 of them within limits.
 EARLIER = Window(
     T, Spread(1.11, 2.11, 3.11), Spread(0.11, 0.12, 0.13), tokens=1000, finished=300, good=201, excused=99, running=9
@@ -111,7 +112,7 @@ ONE = RequestRow(
 )
 QUICK = RequestRow(2, "quick", T + 1, "stop", "colocated", 12.0, ok=True, good=True, ttft=5.0, decode="d0")
 LOST = RequestRow(3, "lost", T + 1, "UNAVAILABLE", "none", 900.0)
-SNAPSHOT = Snapshot("austen", "9.9", T - 60, 10, Limits(ttft=42.5, itl=80.0), (EARLIER,), (), (ONE,), (ONE,), ())
+SNAPSHOT = Snapshot("austen", "9.9", T - 60, 2, Limits(ttft=42.5, itl=80.0), (OLD, EARLIER), (), (ONE,), (ONE,), ())
 FRAME = Frame(LAST, (PREFILL, DECODE), (LOST, QUICK), (ONE, QUICK), (LOST,), ("no KV from p0 to d0 (refused)",))
 
 
