@@ -122,7 +122,7 @@ def serve_command(**given: Unpack[ServeFlags]) -> None:
         uvloop.run(_serve(given, head, make, config, watch))
     except KeyboardInterrupt:
         if measured:
-            _say(f"interrupted; these are the {len(measured)} loads that were measured to their end")
+            _say(f"interrupted; loads that were measured to their end: {len(measured)}")
             _report(given, measured)
         raise
     results = _report(given, measured)

@@ -136,7 +136,7 @@ def check_model_cache() -> Iterator[Finding]:
     elif free < LEAST_DISK_BYTES:
         yield warning("model cache", f"{folder}: {free / MIB:.0f} MiB free", "the built-in model needs 400 MiB")
     else:
-        yield ok("model cache", f"{folder} ({_num_models(folder)} models), {free / GIB:.0f} GiB free")
+        yield ok("model cache", f"{folder} (models: {_num_models(folder)}), {free / GIB:.0f} GiB free")
 
 
 def _num_models(folder: Path) -> int:

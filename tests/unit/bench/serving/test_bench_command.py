@@ -155,7 +155,7 @@ def test_ctrl_c_keeps_the_loads_that_came_to_their_end(
 ) -> None:
     args = ("--model", "interrupting", "--num-warmups", "0", "--max-concurrency", "1,2", "--no-plots")
     assert serve(base_url, *args, "--result-dir", str(tmp_path)) == 130
-    assert "interrupted; these are the 1 loads" in capsys.readouterr().err
+    assert "interrupted; loads that were measured to their end: 1" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["openai-concurrency-1.json", "report.html"]
     assert json.loads((tmp_path / "openai-concurrency-1.json").read_text())["completed"] == 4
 
