@@ -42,6 +42,7 @@ ROUTES = {
     "disaggregated": pb.ROUTE_DISAGGREGATED,
     "colocated": pb.ROUTE_COLOCATED,
 }
+_MANY = click.IntRange(1, 10_000)
 SAY_EVERY_S = {True: 0.25, False: 10.0}  # on a terminal, elsewhere
 
 
@@ -257,9 +258,9 @@ OFFLINE_OPTIONS = (
 
 
 @bench.command("latency", cls=SectionedCommand, short_help="How long the engine alone takes for a batch.")
-@option("--batch-size", section="Batch", type=click.IntRange(min=1), default=8, help="Prompts at once.")
-@option("--num-iters", section="Batch", type=click.IntRange(min=1), default=10, help="Batches that are measured.")
-@option("--num-iters-warmup", section="Batch", type=click.IntRange(min=0), default=2, help="Batches before them.")
+@option("--batch-size", section="Batch", type=_MANY, default=8, help="Prompts at once.")
+@option("--num-iters", section="Batch", type=_MANY, default=10, help="Batches that are measured.")
+@option("--num-iters-warmup", section="Batch", type=click.IntRange(0, 10_000), default=2, help="Batches before them.")
 def latency(**given: Unpack[LatencyFlags]) -> None:
     """Measure how long the engine alone takes for a batch of one shape. The result is JSON on stdout."""
     engine, vocab_size = _engine(given, given["batch_size"])

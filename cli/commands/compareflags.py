@@ -11,13 +11,15 @@ from bench.compare.load import Cell, LoadConfig
 from bench.compare.run import CompareConfig
 from bench.compare.systems import System, apart, check_equal, together
 from bench.serving.measures import parse_limits
+from bench.serving.requests import MOST_TOKENS
 from cli.commands import flags
 from cli.commands.benchflags import burstiness_of, numbers
 from cli.options import POSITIVE_SECONDS, option
 from contracts.errors import ConfigError
 from rpc.cores import Cores, parse_groups, usable_in_order
 
-_COUNT = click.IntRange(min=1)
+_COUNT = click.IntRange(1, MOST_TOKENS)
+_FEW = click.IntRange(1, 1000)
 _GOODPUT = ("ttft:2000", "tpot:100")
 
 
@@ -92,7 +94,7 @@ COMPARE_OPTIONS = (
         help="Whether every prompt goes over both pools, or the router chooses, as it does in `diptych up`.",
     ),
     flags.kv_memory_option("512MiB", "KV memory of each worker."),
-    option("--streams", section="Load", type=_COUNT, default=4, metavar="N", help="Answers that decode steadily."),
+    option("--streams", section="Load", type=_FEW, default=4, metavar="N", help="Answers that decode steadily."),
     option("--stream-input-len", section="Load", type=_COUNT, default=64, metavar="TOKENS", help="Of their prompts."),
     option(
         "--stream-output-len",
@@ -127,7 +129,7 @@ COMPARE_OPTIONS = (
     option(
         "--window", section="Load", type=POSITIVE_SECONDS, default=8.0, metavar="SECONDS", help="Of one measurement."
     ),
-    option("--rounds", section="Load", type=_COUNT, default=3, metavar="N", help="Of every system, in turns; medians."),
+    option("--rounds", section="Load", type=_FEW, default=3, metavar="N", help="Of every system, in turns; medians."),
     option("--seed", section="Load", type=click.IntRange(min=0), default=0, help="Same seed: same load."),
     option(
         "--goodput",

@@ -81,6 +81,8 @@ BAD = [
     (["model", "fetch", "no-such-model"], ["no-such-model", "smollm2-135m-instruct"]),
     (["doctor", "--xml"], ["--xml"]),
     (["demo", "--dtype", "int4"], ["--dtype", "'int4'", "float32"]),
+    (["bench", "latency", "--model", TINY, "--num-iters", "99999999999"], ["--num-iters", "10000"]),
+    (["bench", "latency", "--model", TINY, "--batch-size", "99999999999"], ["--batch-size", "10000"]),
 ]
 
 

@@ -234,6 +234,10 @@ def test_every_system_is_sent_the_same_prompts_at_the_same_times() -> None:
         (["--burstiness", "0"], ["--burstiness", "'0'"]),
         (["--goodput", "speed:1"], ["--goodput", "'speed:1'"]),
         (["stray"], ["'stray'"]),
+        (["--burstiness", "1,2"], ["--burstiness", "'1,2'", "one number"]),
+        (["--rounds", "99999999999"], ["--rounds", "1000"]),
+        (["--streams", "99999999999"], ["--streams", "1000"]),
+        (["--stream-output-len", "99999999999"], ["--stream-output-len", "16777216"]),
     ],
 )  # fmt: skip
 def test_bad_flags_are_one_line_and_exit_2(
