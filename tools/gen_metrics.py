@@ -68,15 +68,16 @@ what the way taken did cost above what the other was predicted to. One request's
 `"prefill"` or `"decode"` at workers, which count what passed their engine: a request that was handed off is in both, so
 put `engine="0"` into queries that mean users. What users wait for (TTFT, ITL, TPOT, E2E) is exported by the router alone:
 a worker's part of it, summed with the whole, would make percentiles of neither. The `nixl_*` names have the transfers of
-whichever connector is used, at the worker that pushes (none where the decode worker had all blocks already); `nixl_num_kv_expired_reqs_total` is at the decode worker, whose
-lease it is. `kv_block_*` has every block, not one in a hundred.
+whichever connector is used, at the worker that pushes (none where the decode worker had all blocks already);
+`nixl_num_kv_expired_reqs_total` is at the decode worker, whose lease it is. `kv_block_*` has every block, not one in a
+hundred.
 
 What vLLM has and this has not, because there is nothing that it could say:
 
 | name | why not |
 |---|---|
 | `vllm:lora_requests_info` | no LoRA adapters are served |
-| `vllm:engine_sleep_state` | an engine never sleeps; whether it works is in `diptych_workers{state}` and `diptych_engine_stalled_seconds` |
+| `vllm:engine_sleep_state` | an engine never sleeps; whether it works: `diptych_workers{state}`, `diptych_engine_stalled_seconds` |
 | `vllm:nixl_post_time_seconds` | a connector's write is one call; nothing is posted before it runs |
 """
 
