@@ -250,4 +250,7 @@ def _decode(data: bytes) -> _Event:
 
 
 def _shown(said: bytes) -> str:
-    return " ".join(said[:_ERROR_CHARS].decode("utf-8", "replace").split())
+    words = " ".join(said[:_ERROR_CHARS].decode("utf-8", "replace").split())
+    return "".join(
+        char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in words
+    )  # a terminal may obey others

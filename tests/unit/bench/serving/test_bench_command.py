@@ -323,6 +323,7 @@ def test_what_a_server_thinks_counts_as_its_answer(event: bytes) -> None:
         ((b'data: {"error": {"message": "worker lost"}}\n\n',), "worker lost"),
         ((b"data: [1]\n\n",), "not an event"),
         ((b"data: " + b'{"a":' * 10_000 + b"\n\n",), "not an event"),
+        ((b"\x1b[2J",), "not a stream of events: \N{REPLACEMENT CHARACTER}.2J"),
         ((b"<html>", b"wait</html>"), "not a stream of events: <html>wait</html>"),
         ((EVENTS[1], EVENTS[2], b'data: {"usage":{"completion_tokens":-7}}\n\ndata: [DONE]\n\n'), "-7 of answer"),
         ((EVENTS[1], EVENTS[2], b'data: {"usage":{"prompt_tokens":900000000000}}\n\ndata: [DONE]\n\n'), "900000000000"),
