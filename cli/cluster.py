@@ -163,6 +163,8 @@ class LocalCluster:
         await self._let_go()
 
     def _keep(self, host: str, port: int, option: str) -> KeptPort:
+        if port and port in {kept.port for kept in self._ports}:  # the system would let us have it twice
+            raise ConfigError(f"{option}: {port} is another port of this cluster as well; each needs one of its own")
         kept = keep_port(host, port, option)
         self._ports.append(kept)
         return kept

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cli.cluster import in_a_row, router_argv, worker_argv
+from cli.cluster import LocalCluster, in_a_row, router_argv, worker_argv
 from cli.commands.admissionflags import admission_config, limits_config
 from cli.commands.decode import decode_config
 from cli.commands.doctor import examine
@@ -181,6 +181,16 @@ def test_workers_metrics_have_the_ports_that_follow_the_first():
     assert in_a_row(9101, 3) == [9101, 9102, 9103] and in_a_row(0, 2) == [0, 0] and in_a_row(65535, 1) == [65535]
     with pytest.raises(ConfigError, match="--worker-metrics-ports: 2 workers from 65535 on"):
         in_a_row(65535, 2)
+
+
+def test_no_two_ports_of_a_cluster_are_one(tmp_path):
+    port = keep_port("127.0.0.1", 0, "--x")
+    port.release()
+    config = ClusterConfig(
+        model_dir=tmp_path, model_name="m", http_port=0, grpc_port=0, metrics_ports=(port.port, port.port)
+    )
+    with pytest.raises(ConfigError, match=f"--worker-metrics-ports: {port.port} is another port of this cluster"):
+        LocalCluster(config, None).start()
 
 
 @pytest.mark.parametrize("integrity", list(Integrity))
