@@ -20,6 +20,7 @@ from rpc.tls_context import what_is_amiss
 
 _SILENT_S = 5.0  # a frame comes each second
 _DATA = "data: "
+_MOST_CHARS = 16 * 2**20  # of one event
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +45,13 @@ def events(source: Source) -> Iterator[Frame | Snapshot]:
             client.stream("GET", url, headers=headers) as response,
         ):
             _check(response, url)
-            data = ""
-            for line in response.iter_lines():
-                if line.startswith(_DATA):
-                    data = line.removeprefix(_DATA)
-                elif not line and data:  # the end of an event; one that a lost connection cut has none
-                    yield heard(data)
-                    data = ""
+            begun = ""  # an event whose end has not come; one that a lost connection cut has none
+            for piece in response.iter_text():
+                *whole, begun = (begun + piece).split("\n\n")
+                for said in whole:
+                    yield heard(said.removeprefix(_DATA))
+                if len(begun) > _MOST_CHARS:
+                    raise ConfigError(f"--url: got {source.url}, where no router answers: its first event has no end")
     except (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError) as error:
         raise ConfigError(f"--url: got {source.url}, which is not http://HOST:PORT or https://: {error}") from error
     except (httpx.TransportError, httpx.DecodingError) as error:

@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import threading
+from contextlib import ExitStack, suppress
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,7 @@ from cli.main import run
 from cli.ports import keep_port
 from cli.top.screen import Room, Screen, shown_ms, sparkline
 from cli.top.watch import Source, events
+from contracts.errors import ConfigError
 from dashboard.frames import WorkerRow, event
 from dashboard.history import History, Instant, Title
 from dashboard.slo import SloConfig
@@ -139,26 +141,42 @@ def test_who_is_told_to_stop_gives_the_terminal_back(monkeypatch, capsys):
 
 
 @pytest.fixture
-def cut_short():
-    """A server that says half an event, without a length and so with a proper end, and goes."""
-    listener = socket.create_server(("127.0.0.1", 0))
+def saying():
+    """Starts a server that says something, without a length and so with a proper end, and goes; gives its address."""
+    with ExitStack() as stack:
 
-    def answer():
-        connection, _ = listener.accept()
-        with connection:
-            connection.recv(4096)
-            whole = event(History(Title("austen", "9.9", 0.0), SloConfig()).snapshot())
-            connection.sendall(b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + whole + whole[:30])
+        def start(content):
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            head = b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
 
-    thread = threading.Thread(target=answer)
-    thread.start()
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    thread.join()
-    listener.close()
+            def answer():
+                connection, _ = listener.accept()
+                with connection, suppress(ConnectionError):
+                    connection.recv(4096)
+                    connection.sendall(head + content)
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            stack.callback(thread.join)
+            return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+        yield start
 
 
-def test_half_an_event_of_a_router_that_dies_is_none(cut_short):
-    assert [said.model for said in events(Source(cut_short))] == ["austen"]
+def test_half_an_event_of_a_router_that_dies_is_none(saying):
+    whole = event(History(Title("austen", "9.9", 0.0), SloConfig()).snapshot())
+    url = saying(whole + whole + whole[:30])
+    assert [said.model for said in events(Source(url))] == ["austen", "austen"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"data: " + b"x" * 4096, b"data: {}\n\n", b'data: {"a":' + b'{"a":' * 4096 + b"\n\n"]
+)
+def test_who_is_no_router_is_named(saying, monkeypatch, content):
+    monkeypatch.setattr("cli.top.watch._MOST_CHARS", 1024)
+    url = saying(content)
+    with pytest.raises(ConfigError, match=url):
+        list(events(Source(url)))
 
 
 def test_nothing_at_all_can_be_drawn():
