@@ -21,7 +21,7 @@ def open_tracing(config: TracingConfig | None, instance_id: str) -> Tracing | No
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"--otlp-endpoint, OTEL_EXPORTER_OTLP_ENDPOINT: got {config.endpoint}, but traces need an extra that is not "
-            "installed: pip install 'diptych[otel]' (OTEL_SDK_DISABLED=true does without)"
+            "installed, `otel`: pip install -e '.[otel]' in a clone (OTEL_SDK_DISABLED=true does without)"
         ) from error
     who = {
         "service.name": "diptych-router",

@@ -1,4 +1,4 @@
-"""PNG plots of a comparison, by matplotlib, which is an extra (`pip install diptych[plots]`): without it there are none.
+"""PNG plots of a comparison, by matplotlib, which is an extra (`plots`): without it there are none.
 
 Does not know how anything was measured.
 """
@@ -24,7 +24,7 @@ _REST = ("ttft_p50", "output_throughput", "stream_goodput")
 def draw(comparison: Comparison, folder: Path, say: Say) -> list[Path]:
     """compare-itl.png, the claim, and compare-rest.png in `folder`; none without matplotlib."""
     if find_spec("matplotlib") is None:
-        say("no plots: they need matplotlib, as `pip install diptych[plots]` brings it")
+        say("no plots: they need matplotlib, the extra `plots` (pip install matplotlib)")
         return []
     by_key = {quantity.key: quantity for quantity in QUANTITIES}
     drawn = (("compare-itl.png", (ITL_P99, ITL_MAX)), ("compare-rest.png", tuple(by_key[key] for key in _REST)))

@@ -1,4 +1,4 @@
-"""PNG plots of a sweep, by matplotlib, which is an extra (`pip install diptych[plots]`): without it there are none, and it is said.
+"""PNG plots of a sweep, by matplotlib, which is an extra (`plots`): without it there are none, and it is said.
 
 Does not know how anything was measured.
 """
@@ -36,7 +36,7 @@ class Across:
 def draw(points: Sequence[tuple[Point, JsonObject]], folder: Path, say: Callable[[str], None]) -> list[Path]:
     """latency.png and throughput.png in `folder`; none without matplotlib."""
     if find_spec("matplotlib") is None:
-        say("no plots: they need matplotlib, as `pip install diptych[plots]` brings it")
+        say("no plots: they need matplotlib, the extra `plots` (pip install matplotlib)")
         return []
     from matplotlib.figure import Figure
 

@@ -199,7 +199,7 @@ SERVE_OPTIONS = (
         help="Write a JSON file a load, report.html and PNG plots. [default: JSON to stdout, unless it is a terminal]",
     ),
     option("--label", section="Result", type=LABEL, metavar="NAME", help="Of the result. [default: the backend]"),
-    option("--plots/--no-plots", section="Result", default=True, help="PNG plots; need matplotlib (diptych[plots])."),
+    option("--plots/--no-plots", section="Result", default=True, help="PNG plots; need matplotlib, the extra `plots`."),
 )
 
 

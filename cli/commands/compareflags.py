@@ -145,7 +145,7 @@ COMPARE_OPTIONS = (
         metavar="DIR",
         help="Write compare.json, compare.md, compare.html and PNG plots. [default: JSON to stdout]",
     ),
-    option("--plots/--no-plots", section="Result", default=True, help="PNG plots; need matplotlib (diptych[plots])."),
+    option("--plots/--no-plots", section="Result", default=True, help="PNG plots; need matplotlib, the extra `plots`."),
 )
 
 

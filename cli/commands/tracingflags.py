@@ -20,7 +20,7 @@ otlp_option = option(
     section="Running",
     metavar="URL",
     help="Send traces of requests to this collector, by OTLP over gRPC: http://HOST:4317, or https://. Needs the extra "
-    "diptych[otel]. [default: OTEL_EXPORTER_OTLP_ENDPOINT, else none]",
+    "`otel`. [default: OTEL_EXPORTER_OTLP_ENDPOINT, else none]",
 )
 
 

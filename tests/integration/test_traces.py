@@ -352,7 +352,7 @@ def test_a_missing_extra_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     for name in [n for n in sys.modules if n.startswith(("opentelemetry.", "observability.tracing.otel"))]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(ConfigError, match=r"pip install 'diptych\[otel\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[otel\]'"):
         open_tracing(TracingConfig("http://127.0.0.1:4317"), "i")
     assert open_tracing(None, "i") is None
 
