@@ -121,8 +121,8 @@ def run(args: Sequence[str]) -> int:
 
 
 def one_line(message: str) -> str:
-    """The message with all white space made single spaces."""
-    return " ".join(message.split())
+    """The message with all white space made single spaces; what a terminal would obey, as a server may have said it, is shown."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in " ".join(message.split()))
 
 
 def _complain(message: str, code: int) -> int:

@@ -16,7 +16,7 @@ from rich.console import Console
 from cli.cluster import router_argv
 from cli.commands.router import router as router_command
 from cli.config import ClusterConfig, DoorOptions
-from cli.main import run
+from cli.main import one_line, run
 from cli.ports import keep_port
 from cli.top.screen import Room, Screen, shown_ms, sparkline
 from cli.top.watch import Source, events
@@ -202,6 +202,10 @@ def test_times_are_written_short():
         "346 ms",
         "1.23 s",
     ]
+
+
+def test_an_error_obeys_no_terminal():
+    assert one_line("a\x1b[2Jb\n\x07 c\u202e") == "a\ufffd[2Jb \ufffd c\ufffd"
 
 
 def test_who_is_not_there_is_one_line(capsys):
