@@ -110,3 +110,20 @@ async def test_what_was_before_an_attempt_is_receiving_admission_words_and_a_cho
     told = StageTimes(receive_s=0.5, admission_s=2.0, tokenise_s=4.0, route_s=9.0)
     assert spent.stages == replace(told, prefill_compute_s=1.0, notify_s=1.25)
     assert spent.ttft_s == spent.stages.ttft_s == 17.75
+
+
+async def test_the_gap_is_from_having_one_token_to_having_the_next():
+    """A reader takes a second for the first, and three for the second, which it hears half a second after it had the first."""
+    clock = VirtualClock()
+    making = Making(load_model_card(TINY, MODEL).tokenizer, OneWorker(clock, [1.0, 2.5, 3.0]), clock, METRICS)
+    sampling = SamplingParams(max_tokens=3)
+    ask = Ask(request_id="r", prompt=TokenPrompt((3, 4)), sampling=sampling)
+    job = Job(request_id="r", prompt_token_ids=(3, 4), sampling=sampling, deadline=60.0)
+    answers = Answers(ask, [job], Times(0.0, 0.0, admitted=0.0, tokenised=0.0), making)
+    takes = iter((1.0, 3.0, 0.0))
+    async for piece in answers.pieces():
+        clock.skip(next(takes))
+        if piece.ending is not None:
+            spent = piece.ending.spent
+    assert (spent.ttft_s, spent.gap_s) == (2.25, 3.5)
+    assert (spent.ttft_unexplained_s, spent.gap_unexplained_s) == (0, 0)
