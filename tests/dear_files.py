@@ -33,6 +33,7 @@ SECONDS = {
     "tests/integration/test_drain_in_process.py": 12,
     "tests/integration/test_traces.py": 12,
     "tests/integration/test_dashboard_browser.py": 11,
+    "tests/integration/test_dashboard_shown.py": 7,
     "tests/integration/test_canary.py": 11,
     "tests/integration/test_compare.py": 10,
     "tests/integration/test_measured.py": 12,
