@@ -38,9 +38,11 @@ def batch_latency(
     return {"avg_latency": float(np.mean(latencies)), "latencies": listed, "percentiles": percentiles}
 
 
-def throughput(engine: Engine, requests: Sequence[BenchRequest]) -> JsonObject:
-    """All of them at once, until the last has ended. Raises ConfigError naming the prompt that cannot run."""
-    elapsed_s = _run(engine, requests, "throughput")
+def throughput(
+    engine: Engine, requests: Sequence[BenchRequest], on_done: Callable[[], None] = lambda: None
+) -> JsonObject:
+    """All of them at once, until the last has ended; `on_done` is told of each. ConfigError names the prompt that cannot run."""
+    elapsed_s = _run(engine, requests, "throughput", on_done)
     prompt_tokens = sum(len(request.prompt) for request in requests)
     output_tokens = sum(request.output_len for request in requests)
     return {
@@ -54,7 +56,9 @@ def throughput(engine: Engine, requests: Sequence[BenchRequest]) -> JsonObject:
     }
 
 
-def _run(engine: Engine, requests: Sequence[BenchRequest], name: str) -> float:
+def _run(
+    engine: Engine, requests: Sequence[BenchRequest], name: str, on_done: Callable[[], None] = lambda: None
+) -> float:
     begin_s = time.monotonic()
     for index, request in enumerate(requests):
         sampling = SamplingParams(temperature=0.0, max_tokens=request.output_len, ignore_eos=True)
@@ -67,4 +71,6 @@ def _run(engine: Engine, requests: Sequence[BenchRequest], name: str) -> float:
         for delta in engine.step().deltas:
             if delta.error is not None:
                 raise InternalError(f"{delta.request_id}: {delta.error.message}")
+            if delta.finish_reason is not None:
+                on_done()
     return max(time.monotonic() - begin_s, 1e-9)

@@ -6,36 +6,26 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Unpack
 
 import click
 import msgspec
 
-from bench.cluster import vocab_size_of
 from bench.serving.grpc_target import GrpcTarget
 from bench.serving.measures import JsonObject
-from bench.serving.offline import batch_latency, throughput
 from bench.serving.openai_target import OpenAIConfig, OpenAITarget
-from bench.serving.requests import AskFailed, BenchRequest, Form, Outcome, Target
+from bench.serving.requests import AskFailed, BenchRequest, Outcome, Target
 from bench.serving.results import Results, check_folder, table, write_results
 from bench.serving.serve import Point, ServeConfig, Watch, requests_maker, serve
-from bench.serving.synthetic import Shape, random_prompts
-from bench.serving.writer import Writer
-from cli.commands import flags
-from cli.commands.benchflags import NUM_PROMPTS, SERVE_OPTIONS, SHAPE_OPTIONS, ServeFlags, data_config, serve_config
+from cli.commands.benchflags import SERVE_OPTIONS, ServeFlags, data_config, serve_config
 from cli.commands.benchnames import ServeCommand
+from cli.commands.benchoffline import latency, throughput_command
 from cli.commands.compare import compare_command
-from cli.modelsource import fetch
-from cli.offline import build_engine
-from cli.options import SectionedCommand, apply, option
-from cli.progress import working
+from cli.options import apply
 from cli.reaching import read_api_key, read_authority
 from contracts.errors import ConfigError
 from contracts.pb.diptych.v1 import inference_pb2 as pb
 from diptych_client import Tls
-from engine.build import ModelRuntimeConfig
-from engine.engine import Engine
 
 ROUTES = {
     "any": pb.ROUTE_UNSPECIFIED,
@@ -157,6 +147,8 @@ def _print(results: Results) -> None:
 
 apply(SERVE_OPTIONS, serve_command)
 bench.add_command(compare_command)
+bench.add_command(latency)
+bench.add_command(throughput_command)
 
 
 async def _serve(
@@ -215,89 +207,3 @@ async def _only(where: str, asked: Awaitable[list[str]]) -> str:
 
 def _say(line: str) -> None:
     click.echo(line, err=True)
-
-
-class OfflineFlags(TypedDict):
-    """What click hands over of `latency` and `throughput`."""
-
-    model: str
-    cache_dir: Path | None
-    dtype: str
-    max_model_len: int | None
-    kv_memory: int | None
-    threads: int | None
-    input_len: int
-    output_len: int | None
-    range_ratio: float
-    seed: int
-
-
-class ThroughputFlags(OfflineFlags):
-    """What click hands over of `throughput`."""
-
-    num_prompts: int
-
-
-class LatencyFlags(OfflineFlags):
-    """What click hands over of `latency`."""
-
-    batch_size: int
-    num_iters: int
-    num_iters_warmup: int
-
-
-OFFLINE_OPTIONS = (
-    flags.model_option,
-    flags.dtype_option,
-    flags.max_model_len_option,
-    flags.cache_dir_option,
-    *SHAPE_OPTIONS,
-    flags.kv_memory_option(None, "KV memory. [default: measured, half of what is free]"),
-    flags.threads_option("Compute threads. [default: all cores]"),
-)
-
-
-@bench.command("latency", cls=SectionedCommand, short_help="How long the engine alone takes for a batch.")
-@option("--batch-size", section="Batch", type=_MANY, default=8, help="Prompts at once.")
-@option("--num-iters", section="Batch", type=_MANY, default=10, help="Batches that are measured.")
-@option("--num-iters-warmup", section="Batch", type=click.IntRange(0, 10_000), default=2, help="Batches before them.")
-def latency(**given: Unpack[LatencyFlags]) -> None:
-    """Measure how long the engine alone takes for a batch of one shape. The result is JSON on stdout."""
-    engine, vocab_size = _engine(given, given["batch_size"])
-    shape = _shape(given, given["batch_size"])
-    count = given["num_iters"] + given["num_iters_warmup"]
-    batches = [random_prompts(shape, Writer(Form.IDS, given["seed"] + number, vocab_size)) for number in range(count)]
-    with working("Measuring") as say:
-        done = iter(range(1, count + 1))
-        result = batch_latency(engine, batches, given["num_iters_warmup"], lambda: say(f"{next(done)} of {count}"))
-    click.echo(msgspec.json.encode(result).decode())
-
-
-@bench.command("throughput", cls=SectionedCommand, short_help="Tokens a second of the engine alone.")
-def throughput_command(**given: Unpack[ThroughputFlags]) -> None:
-    """Measure how many tokens a second the engine alone computes when all prompts are there at once. JSON on stdout."""
-    engine, vocab_size = _engine(given, given["num_prompts"])
-    warm = random_prompts(_shape(given, 1), Writer(Form.IDS, given["seed"] + 1, vocab_size))
-    requests = random_prompts(_shape(given, given["num_prompts"]), Writer(Form.IDS, given["seed"], vocab_size))
-    with working("Measuring"):
-        throughput(engine, warm)
-        result = throughput(engine, requests)
-    click.echo(msgspec.json.encode(result).decode())
-
-
-apply(OFFLINE_OPTIONS, latency)
-apply((NUM_PROMPTS, *OFFLINE_OPTIONS), throughput_command)
-
-
-def _shape(given: OfflineFlags, count: int) -> Shape:
-    return Shape(count, given["input_len"], given["output_len"] or 64, given["range_ratio"])
-
-
-def _engine(given: OfflineFlags, count: int) -> tuple[Engine, int]:
-    model_dir = fetch(given["model"], given["cache_dir"])
-    runtime = ModelRuntimeConfig(
-        model_dir, dtype=given["dtype"], max_model_len=given["max_model_len"], threads=given["threads"]
-    )
-    with working("Loading the model"):
-        engine = build_engine(runtime, given["kv_memory"], max_waiting=count)
-    return engine, vocab_size_of(model_dir)

@@ -47,3 +47,10 @@ def test_a_prompt_that_cannot_run_is_named() -> None:
     under_test, _ = engine()
     with pytest.raises(ConfigError, match="prompt 1: "):
         throughput(under_test, random_prompts(Shape(1, 5000, OUTPUT), Writer(Form.IDS, 0, 1000)))
+
+
+def test_throughput_tells_of_each_prompt_that_is_done() -> None:
+    under_test, _ = engine()
+    done: list[int] = []
+    throughput(under_test, random_prompts(Shape(7, 20, OUTPUT), Writer(Form.IDS, 0, 1000)), lambda: done.append(1))
+    assert len(done) == 7
