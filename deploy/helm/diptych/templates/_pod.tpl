@@ -1,0 +1,154 @@
+{{- /* What the pods of all parts have in common. */ -}}
+
+{{- define "diptych.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: {{ .Values.runAs.user }}
+runAsGroup: {{ .Values.runAs.group }}
+fsGroup: {{ .Values.runAs.group }}
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "diptych.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end }}
+
+{{- /* The beginning of a pod's spec: whose it is, where it may run, how it is spread. */ -}}
+{{- define "diptych.podHead" -}}
+{{- $root := .root }}{{ $given := .given }}
+serviceAccountName: {{ include "diptych.serviceAccount" $root }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+securityContext: {{- include "diptych.podSecurity" $root | nindent 2 }}
+{{- with $root.Values.image.pullSecrets }}
+imagePullSecrets:
+{{- range . }}
+  - name: {{ . }}
+{{- end }}
+{{- end }}
+topologySpreadConstraints:
+{{- range list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
+  - maxSkew: 1
+    topologyKey: {{ . }}
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels: {{- include "diptych.selector" $ | nindent 8 }}
+{{- end }}
+{{- with $given.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $given.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $given.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $given.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+terminationGracePeriodSeconds: {{ add $given.preStopSeconds $given.drainSeconds 15 }}
+{{- end }}
+
+{{- define "diptych.modelContainer" -}}
+{{- if not .Values.model.path }}
+initContainers:
+  - name: model
+    image: {{ include "diptych.image" . }}
+    imagePullPolicy: {{ .Values.image.pullPolicy }}
+    command: [diptych, model, fetch]
+    args: [{{ .Values.model.name | quote }}, --cache-dir=/models, --link=/model/current]
+    env:
+      - {name: HOME, value: /tmp}
+{{- with .Values.model.tokenSecret }}
+{{- if .name }}
+      - name: HF_TOKEN
+        valueFrom: {secretKeyRef: {name: {{ .name }}, key: {{ .key }}}}
+{{- end }}
+{{- end }}
+{{- with .Values.model.env }}
+{{- toYaml . | nindent 6 }}
+{{- end }}
+    securityContext: {{- include "diptych.containerSecurity" . | nindent 6 }}
+    resources:
+      requests: {cpu: 100m, memory: 512Mi}
+      limits: {memory: 2Gi}
+    volumeMounts:
+      - {name: models, mountPath: /models}
+      - {name: model, mountPath: /model}
+      - {name: tmp, mountPath: /tmp}
+{{- end }}
+{{- end }}
+
+{{- /* Flags of every process about who is believed. */ -}}
+{{- define "diptych.trustArgs" -}}
+{{- if .Values.clusterSecret.enabled }}
+- --cluster-secret-file=/etc/diptych/cluster/secret
+{{- end }}
+{{- if .Values.tls.enabled }}
+- --tls-cert=/etc/diptych/tls/tls.crt
+- --tls-key=/etc/diptych/tls/tls.key
+- --tls-ca=/etc/diptych/tls/ca.crt
+- --tls-client-ca=/etc/diptych/tls/ca.crt
+- --tls-server-name={{ .Values.tls.serverName }}
+{{- end }}
+{{- end }}
+
+{{- define "diptych.redisArgs" -}}
+{{- if .Values.redis.enabled }}
+- --registry=redis://{{ include "diptych.fullname" . }}-redis:6379/0
+- --registry-password-file=/etc/diptych/redis/password
+{{- else if .Values.redis.external.url }}
+- --registry={{ .Values.redis.external.url }}{{ if .Values.redis.external.caSecret }}?ssl_ca_certs=/etc/diptych/redis-ca/ca.crt{{ end }}
+{{- if .Values.redis.external.passwordSecret }}
+- --registry-password-file=/etc/diptych/redis/password
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "diptych.mounts" -}}
+- {name: models, mountPath: /models, readOnly: true}
+- {name: model, mountPath: /model, readOnly: true}
+- {name: tmp, mountPath: /tmp}
+{{- if .Values.clusterSecret.enabled }}
+- {name: cluster, mountPath: /etc/diptych/cluster, readOnly: true}
+{{- end }}
+{{- if .Values.tls.enabled }}
+- {name: tls, mountPath: /etc/diptych/tls, readOnly: true}
+{{- end }}
+{{- if include "diptych.redisSecretName" . }}
+- {name: redis, mountPath: /etc/diptych/redis, readOnly: true}
+{{- end }}
+{{- if .Values.redis.external.caSecret }}
+- {name: redis-ca, mountPath: /etc/diptych/redis-ca, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- /* Secrets are for the group of the process: nobody else reads them. */ -}}
+{{- define "diptych.volumes" -}}
+- name: models
+{{- if or .Values.model.volume.create .Values.model.volume.existingClaim }}
+  persistentVolumeClaim: {claimName: {{ .Values.model.volume.existingClaim | default (printf "%s-models" (include "diptych.fullname" .)) }}}
+{{- else }}
+  emptyDir: {}
+{{- end }}
+- {name: model, emptyDir: {}}
+- {name: tmp, emptyDir: {}}
+{{- if .Values.clusterSecret.enabled }}
+- name: cluster
+  secret: {secretName: {{ include "diptych.clusterSecretName" . }}, defaultMode: 0440}
+{{- end }}
+{{- if .Values.tls.enabled }}
+- name: tls
+  secret: {secretName: {{ include "diptych.tlsSecretName" . }}, defaultMode: 0440}
+{{- end }}
+{{- with include "diptych.redisSecretName" . }}
+- name: redis
+  secret: {secretName: {{ . }}, defaultMode: 0440}
+{{- end }}
+{{- with .Values.redis.external.caSecret }}
+- name: redis-ca
+  secret: {secretName: {{ . }}, defaultMode: 0440}
+{{- end }}
+{{- end }}
