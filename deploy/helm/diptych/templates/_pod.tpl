@@ -2,9 +2,9 @@
 
 {{- define "diptych.podSecurity" -}}
 runAsNonRoot: true
-runAsUser: {{ .Values.runAs.user }}
-runAsGroup: {{ .Values.runAs.group }}
-fsGroup: {{ .Values.runAs.group }}
+runAsUser: {{ int64 .Values.runAs.user }}
+runAsGroup: {{ int64 .Values.runAs.group }}
+fsGroup: {{ int64 .Values.runAs.group }}
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile: {type: RuntimeDefault}
 {{- end }}
@@ -71,9 +71,7 @@ initContainers:
 {{- toYaml . | nindent 6 }}
 {{- end }}
     securityContext: {{- include "diptych.containerSecurity" . | nindent 6 }}
-    resources:
-      requests: {cpu: 100m, memory: 512Mi}
-      limits: {memory: 2Gi}
+    resources: {{- toYaml .Values.model.resources | nindent 6 }}
     volumeMounts:
       - {name: models, mountPath: /models}
       - {name: model, mountPath: /model}
@@ -91,25 +89,34 @@ initContainers:
 - --tls-key=/etc/diptych/tls/tls.key
 - --tls-ca=/etc/diptych/tls/ca.crt
 - --tls-client-ca=/etc/diptych/tls/ca.crt
-- --tls-server-name={{ .Values.tls.serverName }}
+- "--tls-server-name={{ .Values.tls.serverName }}"
 {{- end }}
 {{- end }}
 
 {{- define "diptych.redisArgs" -}}
 {{- if .Values.redis.enabled }}
-- --registry=redis://{{ include "diptych.fullname" . }}-redis:6379/0
+- '--registry=redis://{{ include "diptych.fullname" . }}-redis:6379/0'
 - --registry-password-file=/etc/diptych/redis/password
 {{- else if .Values.redis.external.url }}
-- --registry={{ .Values.redis.external.url }}{{ if .Values.redis.external.caSecret }}?ssl_ca_certs=/etc/diptych/redis-ca/ca.crt{{ end }}
+- "--registry={{ .Values.redis.external.url }}{{ if .Values.redis.external.caSecret }}?ssl_ca_certs=/etc/diptych/redis-ca/ca.crt{{ end }}"
 {{- if .Values.redis.external.passwordSecret }}
 - --registry-password-file=/etc/diptych/redis/password
 {{- end }}
 {{- end }}
 {{- end }}
 
+{{- /* Where models are, and the link to the one that is served. With a model of the image there is neither. */ -}}
+{{- define "diptych.claim" -}}
+{{ if .Values.model.volume.create }}{{ include "diptych.fullname" . }}-models{{ else }}{{ .Values.model.volume.existingClaim }}{{ end }}
+{{- end }}
+
 {{- define "diptych.mounts" -}}
+{{- if or (include "diptych.claim" .) (not .Values.model.path) }}
 - {name: models, mountPath: /models, readOnly: true}
+{{- end }}
+{{- if not .Values.model.path }}
 - {name: model, mountPath: /model, readOnly: true}
+{{- end }}
 - {name: tmp, mountPath: /tmp}
 {{- if .Values.clusterSecret.enabled }}
 - {name: cluster, mountPath: /etc/diptych/cluster, readOnly: true}
@@ -127,13 +134,15 @@ initContainers:
 
 {{- /* Secrets are for the group of the process: nobody else reads them. */ -}}
 {{- define "diptych.volumes" -}}
+{{- if include "diptych.claim" . }}
 - name: models
-{{- if or .Values.model.volume.create .Values.model.volume.existingClaim }}
-  persistentVolumeClaim: {claimName: {{ .Values.model.volume.existingClaim | default (printf "%s-models" (include "diptych.fullname" .)) }}}
-{{- else }}
-  emptyDir: {}
+  persistentVolumeClaim: {claimName: {{ include "diptych.claim" . }}}
+{{- else if not .Values.model.path }}
+- {name: models, emptyDir: {}}
 {{- end }}
+{{- if not .Values.model.path }}
 - {name: model, emptyDir: {}}
+{{- end }}
 - {name: tmp, emptyDir: {}}
 {{- if .Values.clusterSecret.enabled }}
 - name: cluster

@@ -8,7 +8,7 @@ cut off, would roll one by one without room, and would always take the youngest 
 {{- define "diptych.workerProbe" -}}
 {{- if .root.Values.tls.enabled }}
 exec:
-  command: [diptych, health, "127.0.0.1:{{ .root.Values.ports.worker }}", --timeout=4, --tls-ca=/etc/diptych/tls/ca.crt, --tls-cert=/etc/diptych/tls/tls.crt, --tls-key=/etc/diptych/tls/tls.key, --tls-server-name={{ .root.Values.tls.serverName }}]
+  command: [diptych, health, "127.0.0.1:{{ .root.Values.ports.worker }}", --timeout=4, --tls-ca=/etc/diptych/tls/ca.crt, --tls-cert=/etc/diptych/tls/tls.crt, --tls-key=/etc/diptych/tls/tls.key, "--tls-server-name={{ .root.Values.tls.serverName }}"]
 {{- else }}
 grpc: {port: {{ .root.Values.ports.worker }}}
 {{- end }}
@@ -17,24 +17,24 @@ timeoutSeconds: 5
 
 {{- define "diptych.workerArgs" -}}
 {{- $v := .root.Values -}}
-- --model={{ include "diptych.modelDir" .root }}
+- '--model={{ include "diptych.modelDir" .root }}'
 {{- with $v.model.servedName }}
-- --served-name={{ . }}
+- "--served-name={{ . }}"
 {{- end }}
 - --worker-id=$(POD_NAME)
-- --host=0.0.0.0
+- "--host={{ $v.listen }}"
 - --advertise=$(POD_IP)
-- --port={{ $v.ports.worker }}
-- --kv-port={{ $v.ports.kv }}
-- --metrics-port={{ $v.ports.metrics }}
-- --connector={{ $v.connector }}
-- --threads={{ .given.threads }}
-- --kv-memory={{ .given.kvMemory }}
-- --drain-timeout={{ .given.drainSeconds }}
-- --log-level={{ $v.logLevel }}
+- "--port={{ $v.ports.worker }}"
+- "--kv-port={{ $v.ports.kv }}"
+- "--metrics-port={{ $v.ports.metrics }}"
+- "--connector={{ $v.connector }}"
+- "--threads={{ .given.threads }}"
+- "--kv-memory={{ .given.kvMemory }}"
+- "--drain-timeout={{ .given.drainSeconds }}"
+- "--log-level={{ $v.logLevel }}"
 {{- include "diptych.redisArgs" .root }}
 {{- if not (or $v.redis.enabled $v.redis.external.url) }}
-- --router={{ include "diptych.fullname" .root }}-registry.{{ .root.Release.Namespace }}.svc:{{ $v.ports.registry }}
+- '--router={{ include "diptych.fullname" .root }}-registry.{{ .root.Release.Namespace }}.svc:{{ $v.ports.registry }}'
 {{- end }}
 {{- include "diptych.trustArgs" .root }}
 {{- range .given.extraArgs }}
