@@ -56,14 +56,16 @@ class Running:
         return stream.push(ids) + stream.flush()
 
     async def metric(self, name: str, **labels: str) -> float:
+        """The sum of its series that have these labels."""
         from prometheus_client.parser import text_string_to_metric_families
 
         text = (await self.http.get("/metrics")).text
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if sample.name == name and labels.items() <= sample.labels.items():
-                    return sample.value
-        return 0.0
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
 
 
 def model_dir(tmp_path: Path) -> Path:

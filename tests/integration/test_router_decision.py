@@ -10,6 +10,7 @@ import pytest
 from contracts.errors import TransferFailed
 from contracts.pb.diptych.v1 import inference_pb2, inference_pb2_grpc
 from contracts.worker import WorkerKind, WorkerLoad
+from registry.wire import MAX_GAUGE
 from router.config import DisaggregationConfig, DisaggregationMode
 from tests.integration.pools import until
 from tests.integration.router_harness import MODEL, router_config, running_router
@@ -133,7 +134,7 @@ async def test_the_log_line_and_grpc_say_it_too(tmp_path, caplog) -> None:
 
 
 async def test_a_worker_that_announces_nonsense_breaks_nothing(tmp_path) -> None:
-    nonsense = WorkerLoad(decode_step_s=1e300, prefill_tokens_per_s=1e-300, num_running=8)
+    nonsense = WorkerLoad(decode_step_s=MAX_GAUGE, prefill_tokens_per_s=1e-300, num_running=8)  # what is not refused
     async with served(tmp_path, AUTO) as running:
         await running.cluster.pools(1, 1)
         await set_loads(running, nonsense, nonsense)
