@@ -144,7 +144,7 @@ class RpcServer:
         given = self._config.advertise
         if given:
             return given if has_port(given) else join_address(given, self._port)
-        if self._config.host not in _WILDCARDS:
+        if not is_wildcard(self._config.host):
             return join_address(self._config.host, self._port)
         return join_address(_outward_host(toward), self._port)
 
@@ -162,6 +162,11 @@ def join_address(host: str, port: int) -> str:
     """host:port, with brackets around an IPv6 address."""
     bare = host.strip("[]") or "0.0.0.0"
     return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether what listens on `host` does so at every address of the machine."""
+    return host in _WILDCARDS
 
 
 def is_loopback(host: str) -> bool:

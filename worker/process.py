@@ -26,7 +26,7 @@ from engine.execution.interface import ModelRunner
 from engine.execution.memory import memory_turn
 from engine.output import StepOutput
 from engine.pace import Pace
-from kv_transfer.choose import make_connectors
+from kv_transfer.choose import NetworkConfig, make_connectors
 from kv_transfer.connector import Connector
 from kv_transfer.digests import ThreadDigester
 from kv_transfer.links import Side
@@ -39,7 +39,7 @@ from rpc.process import StopSignals, abandon, in_daemon_thread, settle_heap
 from rpc.proof_guard import ProofGuard, say_unproven
 from rpc.proving_channel import proving
 from rpc.secure_channel import opener_for
-from rpc.server import RpcServer
+from rpc.server import RpcServer, is_wildcard
 from rpc.tls import say_gaps
 from worker.block_feed import BlockFeed
 from worker.block_servicer import SERVICE_NAME as BLOCK_EVENTS
@@ -133,7 +133,9 @@ async def serve(config: WorkerConfig, door: Door) -> None:
         if ref is None:
             log.info("stopped while waiting for the registry")
             return
-        side = _side(config, computer, (ref, clock), stack)
+        address = server.advertised_address(registration.toward)
+        network = replace(reached_with(address, config.network), secret=config.secret)
+        side = _side(make_connectors(config.connectors, network), computer, (ref, clock), stack)
         metrics = WorkerMetrics(config.model_name, door.kind.value)
         metrics.born(ref.epoch)
         layout = computer.runner.layout
@@ -151,7 +153,6 @@ async def serve(config: WorkerConfig, door: Door) -> None:
             measure(worker, engine, metrics)
             _serve_metrics(config, config.metrics_port, metrics, stack)
         worker.start()
-        address = server.advertised_address(registration.toward)
         info = _info(config, (door.kind, address), side, computer.runner)
         log.info("serving", address=info.address, blocks=info.num_blocks, connectors=",".join(info.connectors))
         announcers = registration.announcers(info, lambda: honest_load(worker))
@@ -159,11 +160,19 @@ async def serve(config: WorkerConfig, door: Door) -> None:
         await Lifecycle(worker, server, announcers, clock, config.lifecycle).run(signals)
 
 
-def _side(config: WorkerConfig, computer: Computer, life: tuple[WorkerRef, Clock], stack: AsyncExitStack) -> Side:
+def reached_with(address: str, network: NetworkConfig) -> NetworkConfig:
+    """Where `network` takes KV everywhere and has no word for others, it is reached at the host of our gRPC `address`: the
+    wildcard itself would lead whoever reads it to himself.
+    """
+    if network.advertise_host is not None or not is_wildcard(network.bind_host):
+        return network
+    return replace(network, advertise_host=address.rpartition(":")[0].strip("[]"))
+
+
+def _side(
+    connectors: tuple[Connector, ...], computer: Computer, life: tuple[WorkerRef, Clock], stack: AsyncExitStack
+) -> Side:
     ref, clock = life
-    connectors: tuple[Connector, ...] = tuple(
-        make_connectors(config.connectors, replace(config.network, secret=config.secret))
-    )
     for connector in connectors:
         stack.push_async_callback(connector.close)
         connector.expose(computer.region)
