@@ -87,6 +87,7 @@ ROOT = LazyGroup(
         "bench": LazyCommand(
             "cli.commands.bench", "bench", "Measure a server under load, two pools against one, or the engine."
         ),
+        "health": LazyCommand("cli.commands.health", "health", "Ask a process whether it is well, by exit code."),
         "doctor": LazyCommand("cli.commands.doctor", "doctor", "Say what is wrong with this environment."),
         "router": LazyCommand("cli.commands.router", "router", "Run one router: the door for clients."),
         "prefill": LazyCommand("cli.commands.prefill", "prefill", "Run one prefill worker."),

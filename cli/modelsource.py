@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 from cli.progress import working
+from contracts.errors import ConfigError
 from engine.models.store import resolve_model
 
 
@@ -21,3 +22,18 @@ def fetch(model: str, cache_dir: Path | None) -> Path:
         return resolve_model(model, cache_dir)  # only looked at, which takes no time
     with working(f"Looking for the model {model}") as say:
         return resolve_model(model, cache_dir, say)
+
+
+def point(link: Path, directory: Path) -> None:
+    """Make `link` a symbolic link to `directory`, relative, so that both may be moved together; whoever opens it meanwhile has
+    the old directory or the new one. Raises ConfigError where something else than a link is in its place.
+    """
+    try:
+        if link.exists() and not link.is_symlink():
+            raise ConfigError(f"--link: {link} is there and is no symbolic link; nothing was changed")
+        link.parent.mkdir(parents=True, exist_ok=True)
+        new = link.with_name(f".{link.name}.{os.getpid()}")
+        new.symlink_to(os.path.relpath(directory.resolve(), link.parent.resolve()), target_is_directory=True)
+        new.replace(link)
+    except OSError as error:
+        raise ConfigError(f"--link: {link}: {error.strerror or error}") from error
