@@ -11,7 +11,7 @@ REGISTRY  ?= embedded
 unexport PYTHONDONTWRITEBYTECODE  # some images set it; tests start hundreds of processes, which would each compile all modules
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak check coverage up bench model proto proto-check env clean
+.PHONY: help demo test test-compose soak check coverage up bench model proto proto-check env clean
 
 help:            ## show this menu
 	@grep -hE '^[a-z-]+: .*##|^[a-z-]+:  +##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -21,6 +21,9 @@ demo: env        ## set up, fetch a real model, serve it from two pools, ask it 
 
 test: env        ## pass the tests, three files at a time: one often waits
 	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
+
+test-compose: env  ## compose.yaml on a real Docker engine: up, scaled, broken, down; COMPOSE_SANDBOX=FILE brings an engine up (docs/compose.md)
+	$(BIN)/python -m tests.compose $(if $(COMPOSE_SANDBOX),--sandbox $(COMPOSE_SANDBOX))
 
 soak: env        ## MINUTES=20 (REGISTRY=redis: two routers): a real cluster under load while workers are killed and stopped and clients leave
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED) --connector $(CONNECTOR) --registry $(REGISTRY)

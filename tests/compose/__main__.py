@@ -1,0 +1,103 @@
+"""The command: one run on a real engine, a line for each check, a table at the end; exit code 1 when a check does not hold."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from tests.compose import files, scene
+from tests.compose.journal import Journal, NotSo
+from tests.compose.questions import PROMPTS, truth_of
+from tests.compose.scene import Scene
+from tests.compose.stack import Engine, Stack, find_engine
+from tests.compose.watching import Watch
+from tests.integration.processes.client import Client
+
+# For two cores, with a queue that a crowd can fill; every request over both pools, so that faults meet hand-offs.
+SETTINGS = {
+    "PREFILL_KV_MEMORY": "256MiB",
+    "DECODE_KV_MEMORY": "256MiB",
+    "ROUTER_FLAGS": "--disaggregate always --max-running 12 --max-waiting 4 --slo ttft:250 --slo e2e:60000",
+}
+
+
+async def played(stack: Stack, journal: Journal, steps: tuple[str, ...]) -> None:
+    """From nothing to nothing."""
+    await files.valid(stack, journal)
+    await files.built(stack, journal)
+    begun = time.time()
+    with journal.check("docker compose up: everything is well") as line:
+        await stack.compose("up", "-d", "--wait", "--wait-timeout", "300")
+    await files.hard(stack, journal)
+    client = Client(stack.ports["HTTP_PORT"])
+    try:
+        with journal.check(f"`diptych generate` in a container of its own answers {len(PROMPTS)} prompts") as line:
+            truth = await truth_of(stack)
+            line.said = f"{sum(map(len, truth.values()))} tokens"
+        acting = Scene(stack, journal, client, Watch(stack), truth, begun)
+        for step in scene.STEPS:
+            if not steps or step.__name__ in steps:
+                if step not in scene.AT_FIRST and not await acting.watch.ready(2, 3):
+                    await stack.scale(prefill=2, decode=3)
+                await step(acting)
+    finally:
+        await client.close()
+    await ended(stack, journal)
+
+
+async def ended(stack: Stack, journal: Journal) -> None:
+    """Stopped in order, then gone."""
+    with journal.check("docker compose stop: every process ends by itself, with exit code 0") as line:
+        services = [c for name in ("router", "prefill", "decode") for c in await stack.containers(name)]
+        await stack.compose("stop", limit_s=120)
+        line.said = str([(await stack.inspect(one))["State"]["ExitCode"] for one in services])
+        assert set(line.said) <= set("[0, ]")
+    with journal.check("docker compose down -v leaves nothing"):
+        await stack.down()
+        assert await stack.leftovers() == []
+
+
+async def whole(engine: Engine, journal: Journal, steps: tuple[str, ...], keep: bool) -> None:
+    """One run; whatever happens, nothing of it stays, but with `keep`."""
+    stack = Stack(engine, SETTINGS)
+    try:
+        await stack.down()
+        await played(stack, journal, steps)
+    except (NotSo, AssertionError) as error:
+        with journal.check("the run came to its end"):
+            raise NotSo(str(error)) from error
+    finally:
+        if journal.num_bad:
+            journal.say(await stack.compose("logs", "--no-color", "--tail", "60", well=False))
+        if not keep:
+            await stack.down()
+
+
+@click.command()
+@click.option(
+    "--sandbox", type=click.Path(path_type=Path), help="Script that brings an engine up: start, images, env, stop."
+)
+@click.option("--step", "steps", multiple=True, help="Only this step (after the begin); may be given several times.")
+@click.option("--keep", is_flag=True, help="Leave engine and containers as they are at the end.")
+def main(sandbox: Path | None, steps: tuple[str, ...], keep: bool) -> None:
+    """Bring compose.yaml up on a real engine, break things, and take it down."""
+    engine = find_engine(sandbox)
+    if isinstance(engine, str):
+        print(f"skipped: {engine}")
+        return
+    journal = Journal()
+    try:
+        asyncio.run(whole(engine, journal, steps, keep))
+    finally:
+        if not keep:
+            engine.stop()
+    print(f"\n{journal.table()}\n\n{len(journal.lines)} checks, {journal.num_bad} bad")
+    sys.exit(1 if journal.num_bad else 0)
+
+
+if __name__ == "__main__":
+    main()
