@@ -90,17 +90,17 @@ class FloatType(click.ParamType[float]):
     name = "number"
 
     def __init__(self, low: float, high: float, *, open_low: bool = False) -> None:
-        self._low, self._high, self._open_low = low, high, open_low
+        self.low, self.high, self.open_low = low, high, open_low
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The number."""
-        bound = f"must be a number {'above' if self._open_low else 'from'} {self._low:g} to {self._high:g}"
+        bound = f"must be a number {'above' if self.open_low else 'from'} {self.low:g} to {self.high:g}"
         try:
             number = float(str(value))
         except ValueError:
             self.fail(f"{value!r} {bound}", param, ctx)
-        too_low = number <= self._low if self._open_low else number < self._low
-        if math.isnan(number) or too_low or number > self._high:
+        too_low = number <= self.low if self.open_low else number < self.low
+        if math.isnan(number) or too_low or number > self.high:
             self.fail(f"{value!r} {bound}", param, ctx)
         return number
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from cli.options import ADVERTISE, DTYPE, LABEL, LOG_LEVEL, MODEL_DIR, NAME, PORT, SECONDS, SIZE, Decorated, option
+from engine.config import SchedulerConfig
 from kv_transfer.config import Integrity
 from observability import lastwords
 from observability.log import configure_logging
@@ -16,6 +17,7 @@ from rpc.process import end_with_parent, run_process
 
 CONNECTOR = click.Choice(["auto", "shm", "tcp"])
 POSITIVE = click.IntRange(min=1)
+_ENGINE = SchedulerConfig()
 MODEL_HELP = (
     "What to serve: a model directory (config.json, *.safetensors, tokenizer.json), a .gguf file, the built-in name "
     "smollm2-135m-instruct, or a Hugging Face hub id."
@@ -56,14 +58,15 @@ max_num_batched_tokens_option = option(
     section="Memory and batching",
     type=POSITIVE,
     metavar="TOKENS",
-    help="Most tokens computed in one step; longer prompts are read in chunks. [default: the engine's]",
+    help="Most tokens computed in one step; longer prompts are read in chunks. "
+    f"[default: {_ENGINE.max_num_batched_tokens}, or --max-num-seqs if that is more]",
 )
 max_num_seqs_option = option(
     "--max-num-seqs",
     section="Memory and batching",
     type=POSITIVE,
     metavar="REQUESTS",
-    help="Most requests in one step. [default: the engine's]",
+    help=f"Most requests in one step. [default: {_ENGINE.max_num_seqs}]",
 )
 connector_option = option(
     "--connector",

@@ -53,8 +53,20 @@ NEW_OPTIONS = (
         "--name", section="Owner", required=True, metavar="NAME", help="Whose key it is; one owner may have several."
     ),
     option("--weight", section="Owner", type=float, default=1.0, help="Share of the router beside others that wait."),
-    option("--tokens-per-minute", section="Owner", type=_LIMIT, metavar="N", help="[default: no limit]"),
-    option("--requests-per-minute", section="Owner", type=_LIMIT, metavar="N", help="[default: no limit]"),
+    option(
+        "--tokens-per-minute",
+        section="Owner",
+        type=_LIMIT,
+        metavar="N",
+        help="Tokens that its owner may use, prompts and answers together. [default: no limit]",
+    ),
+    option(
+        "--requests-per-minute",
+        section="Owner",
+        type=_LIMIT,
+        metavar="N",
+        help="Requests that its owner may make. [default: no limit]",
+    ),
     option(
         "--best-priority",
         section="Owner",
