@@ -11,7 +11,7 @@ REGISTRY  ?= embedded
 unexport PYTHONDONTWRITEBYTECODE  # some images set it; tests start hundreds of processes, which would each compile all modules
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-compose soak check coverage up bench model proto proto-check env clean
+.PHONY: help demo test test-compose soak check coverage up bench model docs proto proto-check env clean
 
 help:            ## show this menu
 	@grep -hE '^[a-z-]+: .*##|^[a-z-]+:  +##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -50,6 +50,10 @@ bench: env       ## measure, and write bench/results/
 
 model: env       ## fetch the real model into the cache
 	$(BIN)/diptych model fetch $(MODEL)
+
+docs: env        ## write docs/metrics.md and docs/flags.md from the code
+	$(BIN)/python tools/gen_metrics.py
+	$(BIN)/python tools/gen_flags.py
 
 proto: .venv-proto/ready  ## generate contracts/pb from proto/
 	$(PROTO)/python tools/gen_proto.py
