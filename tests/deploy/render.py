@@ -17,6 +17,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "diptych"
 RELEASE, NAMESPACE = "demo", "llm"
+_PACKAGE = "--package"  # in place of a release's name, which cannot be so
 Manifest = dict  # of Kubernetes
 
 
@@ -37,26 +38,26 @@ class Rendered:
         return [m for m in self.manifests if m["kind"] == kind]
 
 
-def render(*sets: dict, chart: Path = CHART) -> list[Rendered]:
+def render(*sets: dict, chart: Path = CHART, release: str = RELEASE) -> list[Rendered]:
     """What Helm makes of each set of values. Skipped with a reason where there is no Helm for this machine."""
-    return list(_render(json.dumps(sets), chart))
+    return list(_render(json.dumps(sets), chart, release))
 
 
 def package(folder: Path) -> Path:
     """The chart's archive, made by Helm in this folder."""
-    return Path(_asked("package", str(folder), ""))
+    return Path(_asked(_PACKAGE, str(folder), ""))
 
 
 @cache
-def _render(sets: str, chart: Path) -> tuple[Rendered, ...]:
-    answers = json.loads(_asked("render", str(chart), sets))
+def _render(sets: str, chart: Path, release: str) -> tuple[Rendered, ...]:
+    answers = json.loads(_asked(release, str(chart), sets))
     return tuple(Rendered(_manifests(one["files"]), one["refusal"]) for one in answers)
 
 
-def _asked(what: str, where: str, said: str) -> str:
+def _asked(release: str, where: str, said: str) -> str:
     if find_spec("helm_python") is None:
         pytest.skip("helm-python-sdk has no wheel for this machine")
-    command = [sys.executable, __file__, what, where]
+    command = [sys.executable, __file__, release, where]
     done = subprocess.run(command, input=said, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -67,18 +68,18 @@ def _manifests(files: dict[str, str]) -> tuple[Manifest, ...]:
     return tuple(m for text in texts for m in yaml.load_all(text, yaml.CSafeLoader) if m)
 
 
-def main(what: str, where: str) -> None:
+def main(release: str, where: str) -> None:
     """Package the chart, or render one: sets of values come in at stdin as JSON, what was rendered goes out at stdout."""
     import helm_python
 
-    if what == "package":
+    if release == _PACKAGE:
         sys.stdout.write(helm_python.package(str(CHART), destination=where))
         return
     answers = []
     with helm_python.Chart.load(where) as loaded:
         for values in json.load(sys.stdin):
             try:
-                files = loaded.render(values, name=RELEASE, namespace=NAMESPACE)
+                files = loaded.render(values, name=release, namespace=NAMESPACE)
                 answers.append({"files": files, "refusal": ""})
             except helm_python.HelmError as error:
                 answers.append({"files": {}, "refusal": str(error)})

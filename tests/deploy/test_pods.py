@@ -3,6 +3,7 @@
 import hashlib
 import json
 import subprocess
+import sys
 from contextlib import ExitStack
 
 import httpx
@@ -14,7 +15,10 @@ from tests.deploy.test_commands import MODEL
 from tests.deploy.values_sets import all_rendered
 from tests.redis_process import require_redis_server
 
-pytestmark = pytest.mark.long
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(sys.platform != "linux", reason="needs loopback addresses beside 127.0.0.1"),
+]
 WAYS = ("defaults", "one router, no Redis", "TLS")
 KEY = "sk-of-alice"
 
