@@ -96,13 +96,17 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(target.read_text(encoding="utf-8")), f"{page.name}: {path}#{anchor}"
 
 
-def test_compose_has_the_ports_that_the_table_gives():
+def test_compose_and_the_chart_have_the_ports_that_the_table_gives():
     table = OPERATIONS.read_text(encoding="utf-8").split("## Ports and firewalls")[1].split("\n## ")[0]
-    of_compose = {row.split("|")[3].strip() for row in table.splitlines() if row.startswith("| ")}
+    said = {row.split("|")[3].strip() for row in table.splitlines() if row.startswith("| ")}
     compose = (ROOT / "compose.yaml").read_text(encoding="utf-8")
     given = set(re.findall(r"--(?:http-|grpc-|kv-|metrics-)?port (\d+)", compose))
     assert len(given) >= 5
-    assert given <= of_compose
+    assert given <= said
+    values = (ROOT / "deploy" / "helm" / "diptych" / "values.yaml").read_text(encoding="utf-8")
+    ports = set(re.findall(r"\w: (\d+)", re.findall(r"^ports: \{(.+)\}$", values, re.M)[0]))
+    assert len(ports) >= 6
+    assert ports <= said
 
 
 def prefill_flop(parameters, layers, heads, head_size, tokens):
