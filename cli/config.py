@@ -35,18 +35,22 @@ ENVIRONMENT = (
         "OMP_WAIT_POLICY": "ACTIVE makes idle OpenMP threads spin, which starves the other workers of a small machine",
         "PYTHONPATH": "folders that are searched before the installed packages; may hide our `kernels` or `router`",
         "HF_HOME": "where huggingface_hub keeps its downloads",
+        "HF_TOKEN": "the hub's token, for models whose terms have to be accepted",
+        "HF_ENDPOINT": "another hub, such as a mirror",
+        "PIP_INDEX_URL": "where pip gets the built-in model's package",
         "HF_HUB_OFFLINE": "1 forbids huggingface_hub to use the network",
         "HTTP_PROXY": "proxy for HTTP clients; must not catch 127.0.0.1",
         "HTTPS_PROXY": "proxy for HTTPS clients",
         "NO_PROXY": "hosts that are reached without a proxy",
     }
 )
+_SECRETS = SECRETS | {"HF_TOKEN"}
 
 
 def environment() -> dict[str, str]:
     """The variables of `ENVIRONMENT` that are set, with their values; of secrets only that they are."""
     found = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}  # noqa: TID251
-    return {name: "***" if name in SECRETS else value for name, value in found.items()}
+    return {name: "***" if name in _SECRETS else value for name, value in found.items()}
 
 
 def child_environment(secrets: Mapping[str, str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
@@ -154,22 +154,21 @@ def rows_of(command: click.Command) -> list[Row]:
     return [Row.of(option, ctx) for option in options if "--help" not in option.opts]
 
 
-def chapters() -> Iterator[tuple[list[str], click.Command, list[Row]]]:
+def chapters() -> Iterator[tuple[dict[str, click.Command], list[Row]]]:
     """Commands with the same flags are one chapter, where one follows the other."""
-    begun: tuple[list[str], click.Command, list[Row]] | None = None
+    begun: tuple[dict[str, click.Command], list[Row]] = {}, []
     for words, command in commands():
         rows = rows_of(command)
-        if begun is not None and rows and rows == begun[2]:
-            begun[0].append(words)
+        if rows and rows == begun[1]:
+            begun[0][words] = command
             continue
-        if begun is not None:
+        if begun[0]:
             yield begun
-        begun = ([words], command, rows)
-    if begun is not None:
-        yield begun
+        begun = {words: command}, rows
+    yield begun
 
 
-def title(words: list[str]) -> str:
+def title(words: Iterable[str]) -> str:
     """A chapter's heading."""
     return "diptych " + " and ".join(words)
 
@@ -183,28 +182,29 @@ def flags() -> str:
     """A chapter for each command; what reads the same as in a chapter before it is only referred to."""
     seen: dict[Row, str] = {}
     text = ""
-    for words, command, rows in chapters():
-        heading = title(words)
-        text += f"## {heading}\n\n{_summary(command)}\n"
+    for group, rows in chapters():
+        heading = title(group)
+        text += f"## {heading}\n\n" + "".join(_about(words, command) for words, command in group.items())
         before: dict[str, list[str]] = {}
         for section in dict.fromkeys(row.section for row in rows):
             new = [row for row in rows if row.section == section and row not in seen]
             if new:
-                text += f"\n**{section}**\n\n| flag | default | limits | what it does |\n|---|---|---|---|\n"
-                text += "\n".join(row.line() for row in new) + "\n"
+                text += f"**{section}**\n\n| flag | default | limits | what it does |\n|---|---|---|---|\n"
+                text += "\n".join(row.line() for row in new) + "\n\n"
         for row in rows:
             if row in seen:
                 before.setdefault(seen[row], []).append(f"`{row.flag}`")
         for other, same in before.items():
-            text += f"\nAs of [{other}](#{anchor(other)}): {', '.join(same)}.\n"
+            text += f"As of [{other}](#{anchor(other)}): {', '.join(same)}.\n\n"
         seen |= {row: heading for row in rows if row not in seen}
-        text += "\n"
     return text
 
 
-def _summary(command: click.Command) -> str:
-    first = (command.help or "").split("\n\n")[0]
-    return " ".join(first.split())
+def _about(words: str, command: click.Command) -> str:
+    """How it is called, and what it says of itself but for its examples."""
+    usage = " ".join(piece for piece in command.collect_usage_pieces(click.Context(command)) if piece)
+    paragraphs = [part for part in inspect.cleandoc(command.help or "").split("\n\n") if not part.startswith("\b")]
+    return f"`diptych {words} {usage}`\n\n" + "".join(" ".join(part.split()) + "\n\n" for part in paragraphs)
 
 
 def given_by_flags() -> dict[str, set[str]]:

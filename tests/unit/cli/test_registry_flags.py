@@ -53,3 +53,10 @@ def test_a_cluster_passes_all_but_the_password_on(monkeypatch):
     assert "hushhush" not in repr(config)
     monkeypatch.setenv(PASSWORD_VARIABLE, "hushhush")
     assert environment()[PASSWORD_VARIABLE] == "***", "diptych doctor shows the environment"
+
+
+def test_a_token_of_the_hub_is_not_shown(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hushhush")
+    monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example")
+    assert environment()["HF_TOKEN"] == "***"
+    assert environment()["HF_ENDPOINT"] == "https://mirror.example"
