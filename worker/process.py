@@ -3,8 +3,8 @@
     bind the port ──▶ load the model ──▶ KV region ──▶ connectors expose it ──▶ engine on it ──▶ the door opens a worker
     ──▶ serve until a signal ──▶ drain
 
-A busy port is known before the model is loaded; a signal while it loads ends the process at once. Does not know which pool
-the worker belongs to beyond its door's `kind`, nor how it works.
+A busy port is known before the model is loaded, and metrics are served from then on; a signal while it loads ends the process
+at once. Does not know which pool the worker belongs to beyond its door's `kind`, nor how it works.
 """
 
 from __future__ import annotations
@@ -123,6 +123,8 @@ async def serve(config: WorkerConfig, door: Door) -> None:
         stack.push_async_callback(server.stop, 0)
         await registration.check()
         server.bind()
+        metrics = WorkerMetrics(config.model_name, door.kind.value)
+        port = _serve_metrics(config, metrics, stack)  # from now on: who loads for minutes is not down
         computer = await signals.unless_asked(in_daemon_thread(lambda: build(config), "load"))
         if computer is None:
             log.info("stopped while loading")
@@ -136,7 +138,6 @@ async def serve(config: WorkerConfig, door: Door) -> None:
         address = server.advertised_address(registration.toward)
         network = replace(reached_with(address, config.network), secret=config.secret)
         side = _side(make_connectors(config.connectors, network), computer, (ref, clock), stack)
-        metrics = WorkerMetrics(config.model_name, door.kind.value)
         metrics.born(ref.epoch)
         layout = computer.runner.layout
         metrics.aliases.describe(layout.block_size, computer.runner.num_blocks, caching, layout.dtype)
@@ -149,9 +150,9 @@ async def serve(config: WorkerConfig, door: Door) -> None:
             events = BlockEventsServicer(ref, worker.blocks)
             blocks_pb2_grpc.add_BlockEventsServicer_to_server(events, server.grpc_server)
         stack.push_async_callback(worker.stop)
-        if config.metrics_port is not None:
+        if port is not None:
             measure(worker, engine, metrics)
-            _serve_metrics(config, config.metrics_port, metrics, stack)
+            stack.callback(port.close)  # before the worker stops, who is asked at each scrape
         worker.start()
         info = _info(config, (door.kind, address), side, computer.runner)
         log.info("serving", address=info.address, blocks=info.num_blocks, connectors=",".join(info.connectors))
@@ -219,7 +220,10 @@ def measure(worker: DoorWorker, engine: Engine, metrics: WorkerMetrics) -> None:
     worker.driver.on_step = on_step
 
 
-def _serve_metrics(config: WorkerConfig, number: int, metrics: WorkerMetrics, stack: AsyncExitStack) -> None:
-    port = MetricsPort(config.metrics_host, number, metrics.registry)
+def _serve_metrics(config: WorkerConfig, metrics: WorkerMetrics, stack: AsyncExitStack) -> MetricsPort | None:
+    if config.metrics_port is None:
+        return None
+    port = MetricsPort(config.metrics_host, config.metrics_port, metrics.registry)
     stack.callback(port.close)
     log.info("metrics", host=config.metrics_host, port=port.port)
+    return port
