@@ -295,7 +295,9 @@ def test_what_is_scraped_has_the_names_that_rules_rely_on(rendered):
     jobs = set()
     for monitor in monitors:
         (endpoint,) = monitor["spec"].get("endpoints") or monitor["spec"]["podMetricsEndpoints"]
-        labels = {r["targetLabel"]: r["replacement"] for r in endpoint["relabelings"]}
+        keep, *named = endpoint["relabelings"]
+        assert keep == {"sourceLabels": ["__meta_kubernetes_pod_phase"], "regex": "Running", "action": "keep"}
+        labels = {r["targetLabel"]: r["replacement"] for r in named}
         jobs.add(labels["job"])
         assert labels["release"] == "demo" and endpoint["interval"] == "5s"
         assert ("scheme" in endpoint) == ("authorization" in endpoint) == (labels["job"] == "diptych-router")
