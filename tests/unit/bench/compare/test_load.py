@@ -76,7 +76,7 @@ async def test_a_stream_that_ends_begins_anew_with_another_prompt() -> None:
     short = LoadConfig(streams=1, stream_input_len=5, stream_output_len=9, output_len=1, window_s=0.1, pause_s=0.0)
     run = await run_cell(server, CELL, short, seed=3)  # type: ignore[arg-type]
     assert [answer.place for answer in run.streams] == [(0, turn) for turn in range(len(run.streams))]
-    assert len(run.streams) >= 3 and len(set(server.streams)) == len(server.streams)
+    assert len(run.streams) >= 2 and len(set(server.streams)) == len(server.streams)
 
 
 async def test_the_same_seed_is_the_same_load_and_another_is_another() -> None:
