@@ -61,6 +61,20 @@ def has_float(value):
     return isinstance(value, float) or any(map(has_float, inside))
 
 
+def test_an_upgrade_leaves_redis_alone(defaults):
+    """Its pods are told nothing of our version, which would be another pod."""
+    assert "app.kubernetes.io/version" in pod_labels(defaults.one("Deployment", "decode"))
+    assert pod_labels(defaults.one("Deployment", "redis")).keys() == {
+        "app.kubernetes.io/name",
+        "app.kubernetes.io/instance",
+        "app.kubernetes.io/component",
+    }
+
+
+def pod_labels(manifest):
+    return manifest["spec"]["template"]["metadata"]["labels"]
+
+
 def test_all_workers_can_be_found_by_name(defaults):
     for part in POOLS:
         spec = defaults.one("Service", part)["spec"]

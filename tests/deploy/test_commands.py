@@ -125,9 +125,10 @@ def test_redis_starts_as_the_chart_says_and_asks_for_the_password(mounts):
                 except redis.ConnectionError:
                     assert process.poll() is None and time.monotonic() < until
                     time.sleep(0.01)
-            assert known.config_get("save", "appendonly", "maxmemory-policy") == {
+            assert known.config_get("save", "appendonly", "maxmemory", "maxmemory-policy") == {
                 "save": "",
                 "appendonly": "no",
+                "maxmemory": str(128 * 2**20),
                 "maxmemory-policy": "noeviction",
             }
             with pytest.raises(redis.AuthenticationError):
