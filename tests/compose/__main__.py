@@ -11,9 +11,9 @@ import click
 
 from tests.compose import files, scene
 from tests.compose.journal import Journal, NotSo
-from tests.compose.questions import PROMPTS, truth_of
+from tests.compose.questions import PROMPTS, Asked, right, truth_of
 from tests.compose.scene import Scene
-from tests.compose.stack import Engine, Stack, find_engine
+from tests.compose.stack import PROJECT, Engine, Stack, find_engine
 from tests.compose.watching import Watch
 from tests.integration.processes.client import Client
 
@@ -44,9 +44,26 @@ async def played(stack: Stack, journal: Journal, steps: tuple[str, ...]) -> None
                 if step not in scene.AT_FIRST and not await acting.watch.ready(2, 3):
                     await stack.scale(prefill=2, decode=3)
                 await step(acting)
+        await again(acting)
     finally:
         await client.close()
     await ended(stack, journal)
+
+
+async def again(acting: Scene) -> None:
+    """Down and up again: what volumes keep is not made or fetched a second time."""
+    stack = acting.stack
+    with acting.journal.check("docker compose down, and up again: the model and the secrets are kept") as line:
+        before = await stack.compose("exec", "-T", "router", "cat", "/secrets/cluster")
+        await stack.compose("down", limit_s=120)
+        kept = await stack.leftovers()
+        assert sorted(kept) == [f"{PROJECT}_{name}" for name in ("grafana", "models", "prometheus", "secrets")], kept
+        began = time.monotonic()
+        await stack.compose("up", "-d", "--no-build", "--wait", "--wait-timeout", "300")
+        line.said = f"up in {time.monotonic() - began:.0f} s"
+        assert await stack.compose("exec", "-T", "router", "cat", "/secrets/cluster") == before
+        assert "downloading" not in await stack.compose("logs", "model")
+        await right(acting.client, Asked(PROMPTS[0], 48), acting.truth)
 
 
 async def ended(stack: Stack, journal: Journal) -> None:
