@@ -11,6 +11,7 @@ app.kubernetes.io/component: {{ . }}
 {{- end }}
 {{- end }}
 
+{{- /* Of objects, never of pods: another version of the chart alone must not be another pod. */ -}}
 {{- define "diptych.labels" -}}
 {{ include "diptych.selector" . }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
@@ -27,7 +28,8 @@ labels: {{- include "diptych.labels" . | nindent 2 }}
 {{- end }}
 
 {{- define "diptych.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- $v := .root.Values -}}
+{{ $v.image.repository }}:{{ .given.imageTag | default $v.image.tag | default .root.Chart.AppVersion }}
 {{- end }}
 
 {{- define "diptych.serviceAccount" -}}

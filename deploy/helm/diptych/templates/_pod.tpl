@@ -52,26 +52,27 @@ terminationGracePeriodSeconds: {{ add $given.preStopSeconds $given.drainSeconds 
 {{- end }}
 
 {{- define "diptych.modelContainer" -}}
-{{- if not .Values.model.path }}
+{{- $v := .root.Values -}}
+{{- if not $v.model.path }}
 initContainers:
   - name: model
     image: {{ include "diptych.image" . }}
-    imagePullPolicy: {{ .Values.image.pullPolicy }}
+    imagePullPolicy: {{ $v.image.pullPolicy }}
     command: [diptych, model, fetch]
-    args: [{{ .Values.model.name | quote }}, --cache-dir=/models, --link=/model/current]
+    args: [{{ $v.model.name | quote }}, --cache-dir=/models, --link=/model/current]
     env:
       - {name: HOME, value: /tmp}
-{{- with .Values.model.tokenSecret }}
+{{- with $v.model.tokenSecret }}
 {{- if .name }}
       - name: HF_TOKEN
         valueFrom: {secretKeyRef: {name: {{ .name }}, key: {{ .key }}}}
 {{- end }}
 {{- end }}
-{{- with .Values.model.env }}
+{{- with $v.model.env }}
 {{- toYaml . | nindent 6 }}
 {{- end }}
-    securityContext: {{- include "diptych.containerSecurity" . | nindent 6 }}
-    resources: {{- toYaml .Values.model.resources | nindent 6 }}
+    securityContext: {{- include "diptych.containerSecurity" .root | nindent 6 }}
+    resources: {{- toYaml $v.model.resources | nindent 6 }}
     volumeMounts:
       - {name: models, mountPath: /models}
       - {name: model, mountPath: /model}

@@ -62,7 +62,7 @@ spec:
     matchLabels: {{- include "diptych.selector" . | nindent 6 }}
   template:
     metadata:
-      labels: {{- include "diptych.labels" . | nindent 8 }}
+      labels: {{- include "diptych.selector" . | nindent 8 }}
 {{- with $given.annotations }}
       annotations: {{- toYaml . | nindent 8 }}
 {{- end }}
@@ -71,10 +71,10 @@ spec:
 {{- with $given.gpu.runtimeClassName }}
       runtimeClassName: {{ . }}
 {{- end }}
-{{- include "diptych.modelContainer" $root | nindent 6 }}
+{{- include "diptych.modelContainer" . | nindent 6 }}
       containers:
         - name: worker
-          image: {{ include "diptych.image" $root }}
+          image: {{ include "diptych.image" . }}
           imagePullPolicy: {{ $v.image.pullPolicy }}
           command: [diptych, {{ .part }}]
           args: {{- include "diptych.workerArgs" . | nindent 12 }}
