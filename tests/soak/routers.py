@@ -57,11 +57,14 @@ class Routers:
         return all(self._open.values())
 
     async def watch(self) -> None:
-        """Look at every router for ever."""
+        """Look at every router for ever, each at its own pace: who waits for one that stands still overlooks another's end."""
         async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE_S) as client:
-            while True:
-                await asyncio.gather(*(self._look(client, name, url) for name, url in self.urls.items()))
-                await asyncio.sleep(LOOK_S)
+            await asyncio.gather(*(self._keep_looking(client, name, url) for name, url in self.urls.items()))
+
+    async def _keep_looking(self, client: httpx.AsyncClient, name: str, url: str) -> None:
+        while True:
+            await self._look(client, name, url)
+            await asyncio.sleep(LOOK_S)
 
     async def _look(self, client: httpx.AsyncClient, name: str, url: str) -> None:
         try:
