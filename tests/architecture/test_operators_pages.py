@@ -149,7 +149,7 @@ def test_the_plan_follows_from_the_formulas(column, bytes_s, memory):
     text = OPERATIONS.read_text(encoding="utf-8").split("### Llama-3.1-8B")[1].split("\n### ")[0]
     cells = {row.split("|")[1].strip(): row.split("|")[column].strip() for row in text.splitlines() if "|" in row}
     kv, weights, context, flop_s = 2 * 32 * 8 * 128 * 2, 16.06e9, 4096 + 256 // 2, 989e12 / 2
-    took_s = prefill_flop(7.5e9, 32, 32, 128, 4096) / flop_s
+    took_s = prefill_flop(6.98e9, 32, 32, 128, 4096) / flop_s
     rate = 0.7 / took_s
 
     def step_s(batch):
