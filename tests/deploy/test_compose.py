@@ -71,7 +71,9 @@ def test_ports_are_published_on_loopback_unless_somebody_says_otherwise(name):
     assert bool(ports) == (name in ("router", "prometheus", "grafana"))
     assert all(re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port) for port in ports)
     elsewhere = filled(COMPOSE, PUBLISH_ADDRESS="0.0.0.0")["services"][name].get("ports", [])
-    assert all(port.startswith("0.0.0.0:") for port in elsewhere)
+    assert all(port.startswith("0.0.0.0:") == (name == "router") for port in elsewhere)
+    watched = filled(COMPOSE, WATCH_ADDRESS="0.0.0.0")["services"][name].get("ports", [])
+    assert all(port.startswith("0.0.0.0:") == (name != "router") for port in watched)
 
 
 def test_workers_and_redis_are_where_there_is_no_way_out():
