@@ -6,6 +6,7 @@ Does not know formats or downloads; `engine.models.store` does.
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 
 from cli.progress import working
@@ -32,8 +33,12 @@ def point(link: Path, directory: Path) -> None:
         if link.exists() and not link.is_symlink():
             raise ConfigError(f"--link: {link} is there and is no symbolic link; nothing was changed")
         link.parent.mkdir(parents=True, exist_ok=True)
-        new = link.with_name(f".{link.name}.{os.getpid()}")
-        new.symlink_to(os.path.relpath(directory.resolve(), link.parent.resolve()), target_is_directory=True)
-        new.replace(link)
+        # Not the process id: in a container who comes after one that was killed here has the same.
+        new = link.with_name(f".{link.name}.{secrets.token_hex(4)}")
+        try:
+            new.symlink_to(os.path.relpath(directory.resolve(), link.parent.resolve()), target_is_directory=True)
+            new.replace(link)
+        finally:
+            new.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"--link: {link}: {error.strerror or error}") from error

@@ -115,7 +115,8 @@ class AddressType(click.ParamType[str]):
         text = str(value).strip()
         host, _, port = text.rpartition(":")
         bare_ipv6 = ":" in host and not (host.startswith("[") and host.endswith("]"))
-        if not host or bare_ipv6 or not port.isdecimal() or not 0 < int(port) <= MAX_PORT:
+        is_port = re.fullmatch(r"[0-9]{1,5}", port) is not None and 0 < int(port) <= MAX_PORT
+        if not host or bare_ipv6 or not is_port:
             self.fail(f"{value!r} is not HOST:PORT with a port from 1 to {MAX_PORT}", param, ctx)
         return text
 

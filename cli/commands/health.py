@@ -40,7 +40,13 @@ class TargetType(click.ParamType[str]):
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The target as it was given, without a slash at its end."""
         text = str(value).strip()
-        return text.rstrip("/") if text.startswith(_HTTP) else ADDRESS.convert(text, param, ctx)
+        if not text.isprintable():
+            self.fail(f"{value!r} has characters that no address has", param, ctx)
+        if not text.startswith(_HTTP):
+            return ADDRESS.convert(text, param, ctx)
+        if not text.partition("://")[2].strip("/"):
+            self.fail(f"{value!r} names no host", param, ctx)
+        return text.rstrip("/")
 
 
 OPTIONS = (

@@ -1,9 +1,13 @@
 """`diptych health` asks servers that are well, are not yet, are not there or do not answer; over TLS, too."""
 
 import asyncio
+import contextlib
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
+import grpc
 import pytest
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse
@@ -79,6 +83,39 @@ async def test_who_does_not_answer_in_time_is_not_well(capfd):
             assert (await asked(capfd, target, "--timeout", "0.2"))[0] == 1
 
 
+def dripping(server: socket.socket, said: bytes) -> None:
+    """Answers one caller, a byte at a time, for longer than he waits."""
+    with server.accept()[0] as caller, contextlib.suppress(OSError):
+        for byte in said.ljust(60, b"x"):
+            caller.sendall(bytes([byte]))
+            time.sleep(0.02)
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n"])
+async def test_who_answers_for_ever_has_not_answered(capfd, said):
+    """Each byte comes in time; the whole of them does not."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        drips = asyncio.create_task(asyncio.to_thread(dripping, server, said))
+        code, said_of_it = await asked(capfd, f"http://127.0.0.1:{server.getsockname()[1]}", "--timeout", "0.3")
+        await drips
+    assert (code, "no whole answer" in said_of_it) == (1, True)
+
+
+async def test_a_status_that_nobody_knows_is_not_well(capfd):
+    def check(request, context):
+        return b"\x08\x4d"  # status: 77
+
+    handler = grpc.method_handlers_generic_handler(
+        "grpc.health.v1.Health", {"Check": grpc.unary_unary_rpc_method_handler(check)}
+    )
+    server = grpc.server(ThreadPoolExecutor(1), handlers=(handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    code, said = await asked(capfd, f"127.0.0.1:{port}")
+    server.stop(0).wait()
+    assert (code, "status 77" in said) == (1, True)
+
+
 async def test_over_tls_the_name_is_checked_and_a_certificate_shown(capfd, tmp_path):
     known = Identities(tmp_path)
     mine, inside = known.issue("me"), {"names": ("worker.cluster",)}
@@ -92,6 +129,7 @@ async def test_over_tls_the_name_is_checked_and_a_certificate_shown(capfd, tmp_p
     async with http_server(200, known.config("router", **inside)) as address:
         assert (await asked(capfd, f"https://{address}", *named))[0] == 0
         assert (await asked(capfd, f"https://{address}", *files))[0] == 1
+        assert (await asked(capfd, f"https://{address}", *files, "--tls-server-name", ".x"))[0] == 2
 
 
 @pytest.mark.parametrize(
@@ -100,6 +138,17 @@ async def test_over_tls_the_name_is_checked_and_a_certificate_shown(capfd, tmp_p
         (["localhost"], "HOST:PORT"),
         (["https://127.0.0.1:1"], "--tls-ca"),
         (["http://127.0.0.1:x"], "127.0.0.1:x"),
+        (["http://127.0.0.1:0"], "1 to 65535"),
+        (["http://"], "no host"),
+        (["http:///"], "no host"),
+        (["http://:8000"], "must be"),
+        (["http://[::1"], "[::1"),
+        (["http://a..b:1"], "a..b"),
+        (["http://127.0.0.1:1/\N{LATIN SMALL LETTER E WITH ACUTE}"], "must be"),
+        (["http://127.0.0.1:1?x=1"], "must be"),
+        (["\udcff:80"], "characters"),
+        (["127.0.0.1:" + "1" * 5000], "HOST:PORT"),
+        (["127.0.0.1:\N{ARABIC-INDIC DIGIT ONE}"], "HOST:PORT"),
         (["127.0.0.1:1", "--tls-server-name", "a"], "--tls-ca"),
     ],
 )

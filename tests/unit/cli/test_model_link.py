@@ -39,3 +39,16 @@ def test_what_is_no_link_is_left_alone(tmp_path, make, capfd):
     assert run(["model", "fetch", TINY, "--link", str(there)]) == 2
     assert str(there) in capfd.readouterr().err
     assert not there.is_symlink()
+
+
+def test_what_a_killed_one_left_is_in_nobodys_way(tmp_path):
+    """In a container the next one has the same process id."""
+    (tmp_path / f".served.{os.getpid()}").symlink_to("nowhere")
+    assert run(["model", "fetch", TINY, "--link", str(tmp_path / "served")]) == 0
+    assert (tmp_path / "served").resolve() == Path(TINY)
+
+
+def test_a_link_that_cannot_be_made_leaves_nothing(tmp_path):
+    (tmp_path / "new").mkdir()
+    assert run(["model", "fetch", TINY, "--link", str(tmp_path / "new" / "x" / "..")]) == 2
+    assert list(tmp_path.rglob(".*")) == []
