@@ -146,6 +146,19 @@ REFUSED = {
     "least above most": ({"autoscaling": {"decode": {"minReplicas": 9}}}, "minReplicas 9 is more than maxReplicas 4"),
     "two claims": ({"model": {"volume": {"create": True, "existingClaim": "x"}}}, "model.volume.create"),
     "a user's certificate without TLS": ({"tls": {"userSecretName": "x"}}, "tls.userSecretName"),
+    "a certificate that nobody shows": ({"tls": {"secretName": "x"}}, "tls.secretName: needs"),
+    "a secret that nobody proves": (
+        {"clusterSecret": {"enabled": False, "existingSecret": "x"}},
+        "clusterSecret.enabled",
+    ),
+    "users where all may come": (
+        {"networkPolicy": {"enabled": False, "users": [{"podSelector": {}}]}},
+        "networkPolicy.enabled",
+    ),
+    "a way out where all are": (
+        {"networkPolicy": {"enabled": False, "egress": {"enabled": True}}},
+        "networkPolicy.enabled",
+    ),
 }
 
 

@@ -70,6 +70,9 @@ labels: {{- include "diptych.labels" . | nindent 2 }}
 {{- if and $v.tls.certManager.enabled (not $v.tls.enabled) }}{{ fail "tls.certManager.enabled: needs tls.enabled" }}{{ end -}}
 {{- if and $v.tls.certManager.enabled (not $v.tls.certManager.issuerRef.name) }}{{ fail "tls.certManager.enabled: needs tls.certManager.issuerRef.name" }}{{ end -}}
 {{- if and $v.tls.userSecretName (not $v.tls.enabled) }}{{ fail "tls.userSecretName: needs tls.enabled" }}{{ end -}}
+{{- if and $v.tls.secretName (not $v.tls.enabled) }}{{ fail "tls.secretName: needs tls.enabled" }}{{ end -}}
+{{- if and $v.clusterSecret.existingSecret (not $v.clusterSecret.enabled) }}{{ fail "clusterSecret.existingSecret: needs clusterSecret.enabled" }}{{ end -}}
+{{- if and (or $v.networkPolicy.users $v.networkPolicy.egress.enabled) (not $v.networkPolicy.enabled) }}{{ fail "networkPolicy.users and networkPolicy.egress: need networkPolicy.enabled" }}{{ end -}}
 {{- if and (eq $v.autoscaling.kind "keda") (not $v.autoscaling.prometheusAddress) }}{{ fail "autoscaling.kind keda: needs autoscaling.prometheusAddress" }}{{ end -}}
 {{- if and $v.model.volume.create $v.model.volume.existingClaim }}{{ fail "model.volume.create and model.volume.existingClaim: one or the other" }}{{ end -}}
 {{- range list "prefill" "decode" -}}
