@@ -60,11 +60,8 @@ def ask_http(url: str, timeout_s: float, tls: TlsConfig | None) -> None:
             connection.request("GET", f"{path}/health", headers={"Connection": "close"})
             answer = connection.getresponse()
             answers.put((answer.status, answer.read(_MOST_BYTES).decode(errors="replace")))
-        except (
-            OSError,
-            ValueError,
-            http.client.HTTPException,
-        ) as error:  # ValueError: a name that no certificate can have
+        # ValueError: a name that no certificate can have.
+        except (OSError, ValueError, http.client.HTTPException) as error:
             answers.put(Unavailable(f"{url}: {type(error).__name__}: {error}"))
         finally:
             connection.close()

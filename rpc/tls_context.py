@@ -44,9 +44,8 @@ def client_context(config: TlsConfig) -> ssl.SSLContext:
 def what_is_amiss(url: str, error: Exception) -> str:
     """What an HTTP client of `url` whose connection failed forgot of TLS, as words that follow the error; "" for other errors."""
     said = str(error)
-    if (
-        url.startswith("http://") and "disconnected without" in said
-    ):  # a door with TLS does not talk to whoever brings none
+    # A door with TLS does not talk to whoever brings none.
+    if url.startswith("http://") and "disconnected without" in said:
         return "; where it speaks TLS, the address begins with https://"
     if "CERTIFICATE_VERIFY_FAILED" in said:
         return "; --tls-ca FILE.pem names who vouches for it"
