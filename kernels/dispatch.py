@@ -16,7 +16,7 @@ from functools import cache
 
 import torch
 
-from kernels import cpu, cpu_attention, reference
+from kernels import reference, torch_attention, torch_linear
 from kernels.interface import SUPPORTED_DTYPES, MakeKVCache, MakeLinear, RMSNorm, Rotary, SiluMul
 
 _log = logging.getLogger(__name__)
@@ -42,13 +42,13 @@ REFERENCE = Kernels(
     silu_mul=reference.silu_mul,
     kv_cache=reference.ReferenceKVCache,
 )
-CPU = Kernels(
-    name="cpu",
-    linear=cpu.PackedLinear,
-    rms_norm=cpu.rms_norm,
-    rotary=cpu.rotary,
-    silu_mul=cpu.silu_mul,
-    kv_cache=cpu_attention.CpuKVCache,
+TORCH = Kernels(
+    name="torch",
+    linear=torch_linear.PackedLinear,
+    rms_norm=torch_linear.rms_norm,
+    rotary=torch_linear.rotary,
+    silu_mul=torch_linear.silu_mul,
+    kv_cache=torch_attention.TorchKVCache,
 )
 
 
@@ -61,10 +61,10 @@ def choose(device: str, dtype: torch.dtype) -> Kernels:
         raise ValueError(f"no kernels for {dtype}; known: {', '.join(str(d) for d in SUPPORTED_DTYPES)}")
     short = str(dtype).removeprefix("torch.")
     if _packs(dtype):
-        chosen = CPU
+        chosen = TORCH
         _log.info("kernels for cpu %s: packed linear, gathered attention", short)
     else:
-        chosen = replace(CPU, name="cpu, weights unpacked", linear=REFERENCE.linear)
+        chosen = replace(TORCH, name="torch, weights unpacked", linear=REFERENCE.linear)
         _log.warning("kernels for cpu %s: this CPU has no packed linear, weights stay in plain order (slower)", short)
     return chosen
 

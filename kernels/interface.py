@@ -1,6 +1,7 @@
 """The ops a decoder is made of, as types: what every implementation takes, returns and promises.
 
-`kernels.reference` says in readable torch what each op means; `kernels.cpu` is the fast path; `kernels.dispatch` chooses.
+`kernels.reference` says in readable torch what each op means; `kernels.torch_linear` and `kernels.torch_attention` are
+what torch alone does best on a CPU; `kernels.cpu` is the native library; `kernels.dispatch` chooses.
 Does not know models or schedules.
 """
 

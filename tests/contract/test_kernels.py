@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from kernels.batch import Segment
-from kernels.cpu import size_for
-from kernels.dispatch import CPU, REFERENCE, Kernels, choose
+from kernels.dispatch import REFERENCE, TORCH, Kernels, choose
+from kernels.torch_linear import size_for
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
 
 
-@pytest.fixture(params=[REFERENCE, CPU], ids=lambda kernels: kernels.name)
+@pytest.fixture(params=[REFERENCE, TORCH], ids=lambda kernels: kernels.name)
 def ops(request: pytest.FixtureRequest) -> Kernels:
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -183,16 +183,16 @@ def test_a_row_does_not_see_who_shares_its_step(dtype: torch.dtype) -> None:
     cache = torch.randn(9, 1, 2, BLOCK_SIZE, 2, HEAD_SIZE).to(dtype)
     query, key, value = (torch.randn(3, heads, HEAD_SIZE).to(dtype) for heads in (4, 2, 2))
     segments = [Segment(0, 1, 6, [3, 1]), Segment(1, 1, 11, [0, 2, 5]), Segment(2, 1, 0, [7])]
-    together = CPU.kv_cache(cache.clone(), (None,)).attention(segments)(0, query, key, value)
+    together = TORCH.kv_cache(cache.clone(), (None,)).attention(segments)(0, query, key, value)
     for i, segment in enumerate(segments):
-        alone = CPU.kv_cache(cache.clone(), (None,)).attention(
+        alone = TORCH.kv_cache(cache.clone(), (None,)).attention(
             [Segment(0, 1, segment.num_computed, segment.block_ids)]
         )(0, query[i : i + 1], key[i : i + 1], value[i : i + 1])
         torch.testing.assert_close(alone[0], together[i], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
 def test_segments_with_a_gap_are_refused() -> None:
-    cache = CPU.kv_cache(torch.zeros(4, 1, 2, BLOCK_SIZE, 1, 8), (None,))
+    cache = TORCH.kv_cache(torch.zeros(4, 1, 2, BLOCK_SIZE, 1, 8), (None,))
     with pytest.raises(ValueError, match="starts at row 2, expected 1"):
         cache.attention([Segment(0, 1, 0, [0]), Segment(2, 1, 0, [1])])
 
@@ -200,9 +200,9 @@ def test_segments_with_a_gap_are_refused() -> None:
 def test_kv_memory_must_be_contiguous_and_have_a_window_per_layer() -> None:
     cache = torch.zeros(4, 2, 2, BLOCK_SIZE, 1, 8)
     with pytest.raises(ValueError, match="contiguous"):
-        CPU.kv_cache(cache[:, :1], (None,))
+        TORCH.kv_cache(cache[:, :1], (None,))
     with pytest.raises(ValueError, match="1 windows for 2 layers"):
-        CPU.kv_cache(cache, (None,))
+        TORCH.kv_cache(cache, (None,))
 
 
 def test_choice_is_made_once_and_says_what_it_does_not_know(caplog: pytest.LogCaptureFixture) -> None:

@@ -29,7 +29,7 @@ _TILE_ROWS = 64
 _TILE_SCORES = 1 << 19
 
 
-class CpuKVCache:
+class TorchKVCache:
     """The views of KV memory that every step needs, made once."""
 
     def __init__(self, tensor: Tensor, windows: tuple[int | None, ...]) -> None:
@@ -48,16 +48,16 @@ class CpuKVCache:
         self.value_cells = tuple(cells[(2 * layer + 1) * block_size :] for layer in range(layers))
         self.blocks = tuple(blocks[2 * layer :] for layer in range(layers))
 
-    def attention(self, segments: Sequence[Segment]) -> CpuAttention:
+    def attention(self, segments: Sequence[Segment]) -> TorchAttention:
         """See `kernels.interface.KVCache`."""
-        return CpuAttention(self, segments)
+        return TorchAttention(self, segments)
 
 
 @dataclass(frozen=True, slots=True)
 class _Gather:
     """Which blocks to fetch (keys of all, then values of all) and where in the fetched cells the visible ones lie."""
 
-    block_rows: Tensor  # [2 · rows · blocks], for CpuKVCache.blocks
+    block_rows: Tensor  # [2 · rows · blocks], for TorchKVCache.blocks
     out: Tensor  # [2 · rows · blocks, block_size · kv_heads · d], reused by every layer
     keys: Tensor  # [rows, kv_heads, seen, d], view of out
     values: Tensor
@@ -93,10 +93,10 @@ class _Chunk:
     tiles: tuple[_Tile, ...]
 
 
-class CpuAttention:
+class TorchAttention:
     """See `kernels.interface.Attention`."""
 
-    def __init__(self, cache: CpuKVCache, segments: Sequence[Segment]) -> None:
+    def __init__(self, cache: TorchKVCache, segments: Sequence[Segment]) -> None:
         self._cache = cache
         self._slots = _slots(cache, segments)
         singles = [s for s in segments if s.num_rows == 1]
@@ -176,7 +176,7 @@ def _attend_chunk(query: Tensor, keys: Tensor, values: Tensor, tiles: tuple[_Til
             target[some, :, tile.rows] = result.view(-1, group, rows, head_size)
 
 
-def _slots(cache: CpuKVCache, segments: Sequence[Segment]) -> Tensor:
+def _slots(cache: TorchKVCache, segments: Sequence[Segment]) -> Tensor:
     """Row of `key_cells[0]` of every scheduled token."""
     size, stride = cache.block_size, cache.block_stride * cache.block_size
     slots: list[int] = []
@@ -209,7 +209,7 @@ def _alike(singles: list[Segment], window: int | None) -> list[list[Segment]]:
     return groups
 
 
-def _decode_group(cache: CpuKVCache, group: list[Segment], window: int | None) -> _DecodeGroup:
+def _decode_group(cache: TorchKVCache, group: list[Segment], window: int | None) -> _DecodeGroup:
     size = cache.block_size
     firsts = [(s.context_len - _seen(s, window)) // size for s in group]
     bounds = [  # visible cells of each row, in its gathered blocks
@@ -231,7 +231,7 @@ def _padded(block_ids: Sequence[int], first: int, num_blocks: int) -> list[int]:
     return ids + [ids[0]] * (num_blocks - len(ids))
 
 
-def _gather(cache: CpuKVCache, ids: list[list[int]], bounds: list[tuple[int, int]]) -> _Gather:
+def _gather(cache: TorchKVCache, ids: list[list[int]], bounds: list[tuple[int, int]]) -> _Gather:
     """`ids` [rows][blocks]; `bounds` [rows] (low, high): a row sees the fetched cells low … high − 1."""
     _, _, _, size, kv_heads, head_size = cache.tensor.shape
     key_rows = torch.tensor(ids, dtype=torch.int64).flatten() * cache.block_stride
@@ -252,7 +252,7 @@ def _gather(cache: CpuKVCache, ids: list[list[int]], bounds: list[tuple[int, int
     return _Gather(block_rows, out, keys, values, stale=stale, mask=mask[:, None, None, low:high])
 
 
-def _chunk(cache: CpuKVCache, segment: Segment, window: int | None) -> _Chunk:
+def _chunk(cache: TorchKVCache, segment: Segment, window: int | None) -> _Chunk:
     rows = slice(segment.first_row, segment.first_row + segment.num_rows)
     size = cache.block_size
     low = _first_seen(segment.num_computed, window)

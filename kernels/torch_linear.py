@@ -1,9 +1,9 @@
-"""The CPU fast path of the small ops and of linear: what torch alone does best on a CPU.
+"""The small ops and linear as torch alone does them best on a CPU, without our native library.
 
 `linear` keeps its weight in oneDNN's own order: at few rows reading weights is all the time there is, and the plain order
 costs half of the bandwidth. oneDNN compiles a kernel for every number of rows and keeps up to a thousand of them, half a
 megabyte and more each: prompts of all lengths made a worker grow by three quarters of a gigabyte. So rows come in few sizes.
-Attention is in `kernels.cpu_attention`. Does not know models.
+Attention is in `kernels.torch_attention`. Does not know models.
 """
 
 from __future__ import annotations
