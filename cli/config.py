@@ -14,6 +14,7 @@ from cli.clustersecurity import SecurityOptions
 from dashboard.slo import SloConfig
 from engine.execution.config import ENVIRONMENT as EXECUTION_ENVIRONMENT
 from engine.models.store.config import ENVIRONMENT as STORE_ENVIRONMENT
+from kernels.cpu.config import ENVIRONMENT as KERNELS_ENVIRONMENT
 from observability.tracing.config import ENVIRONMENT as TRACING_ENVIRONMENT
 from observability.tracing.config import TracingConfig
 from registry.config import ENVIRONMENT as REGISTRY_ENVIRONMENT
@@ -27,6 +28,7 @@ MIB, GIB = 2**20, 2**30
 ENVIRONMENT = (
     STORE_ENVIRONMENT
     | EXECUTION_ENVIRONMENT
+    | KERNELS_ENVIRONMENT
     | REGISTRY_ENVIRONMENT
     | TRACING_ENVIRONMENT
     | {
