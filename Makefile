@@ -1,6 +1,7 @@
 # The menu. `make demo` and `make test` are all that a fresh machine needs.
 PYTHON ?= python3
 BIN    := .venv/bin
+PYTEST ?= $(BIN)/pytest
 PROTO  := .venv-proto/bin
 MODEL  ?= smollm2-135m-instruct
 MINUTES   ?= 20
@@ -20,7 +21,7 @@ demo: env        ## set up, fetch a real model, serve it from two pools, ask it 
 	$(BIN)/diptych demo --model $(MODEL)
 
 test: env        ## pass the tests, three files at a time: one often waits
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder
 
 test-compose: env  ## compose.yaml on a real Docker engine: up, scaled, broken, down; COMPOSE_SANDBOX=FILE brings an engine up (docs/compose.md)
 	$(BIN)/python -m tests.compose $(if $(COMPOSE_SANDBOX),--sandbox $(COMPOSE_SANDBOX))
@@ -33,12 +34,12 @@ check: env proto-check  ## format, lint, types, import floors, architecture, gen
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -q tests/architecture
+	$(PYTEST) -q tests/architecture
 	$(MAKE) --no-print-directory coverage
 
 CORE := --cov=engine.kv --cov=engine.scheduling --cov=kv_transfer
 coverage: env    ## every branch of the KV books, the scheduler and the hand-off is tested
-	$(BIN)/pytest -q $(CORE) --cov-branch --cov-fail-under=100 --cov-report=term-missing:skip-covered \
+	$(PYTEST) -q $(CORE) --cov-branch --cov-fail-under=100 --cov-report=term-missing:skip-covered \
 	  tests/unit/engine tests/unit/kv_transfer tests/contract/test_connector.py tests/property/test_block_pool.py \
 	  tests/property/test_prefix_cache.py tests/property/test_scheduler.py tests/property/test_engine.py tests/property/test_handoff.py
 
