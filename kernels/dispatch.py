@@ -1,72 +1,128 @@
-"""Which implementation runs each op: one table, decided once per (device, dtype), said once in the log.
+"""Which implementation runs each op: decided once per (device, dtype), op by op, and said once in the log.
 
-    op          reference          cpu
-    linear      plain weight       oneDNN-packed weight
-    rms_norm, rotary, silu_mul     torch, fewest calls
-    kv_cache    row by row         gathered blocks, dense attention
+    op                           reference          torch (CPU)                       native (CPU)
+    linear, embedding            plain weight       oneDNN-packed weight              our packed weight, the embedding in it
+    rms_norm, rotary, silu_mul   readable torch     torch, fewest calls               C++
+    kv_cache                     row by row         gathered blocks, dense attention  C++, straight from the blocks
+    forward                      one op after the other                               all layers in one call
 
-Does not know models.
+Nothing is chosen silently: what is missing for the best is a warning, and what was asked for by name and is missing is an
+error. Does not know models.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
+from types import MappingProxyType
 
 import torch
 
 from kernels import reference, torch_attention, torch_linear
-from kernels.interface import SUPPORTED_DTYPES, MakeKVCache, MakeLinear, RMSNorm, Rotary, SiluMul
+from kernels.cpu.config import TORCH as NO_LIBRARY
+from kernels.cpu.config import asked_for
+from kernels.interface import (
+    SUPPORTED_DTYPES,
+    MakeEmbedding,
+    MakeKVCache,
+    MakeLinear,
+    MakeTied,
+    Ops,
+    RMSNorm,
+    Rotary,
+    SiluMul,
+)
+from kernels.one_by_one import OneByOne
+from kernels.stack import Forward, Stack
 
 _log = logging.getLogger(__name__)
+OPS = ("linear", "embedding", "rms_norm", "rotary", "silu_mul", "kv_cache", "forward")
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """One implementation of every op."""
+    """One implementation of every op. `labels` says of each op of OPS which, in a word or two; `notes` what is missing."""
 
     name: str
     linear: MakeLinear
+    embedding: MakeEmbedding
+    tied: MakeTied
     rms_norm: RMSNorm
     rotary: Rotary
     silu_mul: SiluMul
     kv_cache: MakeKVCache
+    forward: Callable[[Stack, Ops], Forward] = OneByOne
+    labels: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def _labels(everything: str, **other: str) -> Mapping[str, str]:
+    return MappingProxyType(dict.fromkeys(OPS, everything) | other)
 
 
 REFERENCE = Kernels(
     name="reference",
     linear=reference.ReferenceLinear,
+    embedding=reference.ReferenceEmbedding,
+    tied=reference.tied,
     rms_norm=reference.rms_norm,
     rotary=reference.rotary,
     silu_mul=reference.silu_mul,
     kv_cache=reference.ReferenceKVCache,
+    labels=_labels("reference", forward="one by one"),
 )
 TORCH = Kernels(
     name="torch",
     linear=torch_linear.PackedLinear,
+    embedding=reference.ReferenceEmbedding,
+    tied=torch_linear.tied,
     rms_norm=torch_linear.rms_norm,
     rotary=torch_linear.rotary,
     silu_mul=torch_linear.silu_mul,
     kv_cache=torch_attention.TorchKVCache,
+    labels=_labels("torch", linear="oneDNN, packed", embedding="torch, beside a tied head", forward="one by one"),
 )
 
 
 @cache
 def choose(device: str, dtype: torch.dtype) -> Kernels:
-    """The fastest implementation of every op for `device` and `dtype`; ValueError names what is not supported."""
+    """The fastest implementation of every op for `device` and `dtype`.
+
+    Raises ValueError naming what is not supported, ConfigError when kernels asked for by name cannot be had.
+    """
+    found = candidates(device, dtype)
+    short = str(dtype).removeprefix("torch.")
+    for note in found.notes:
+        _log.warning("kernels for %s %s: %s", device, short, note)
+    _log.info("kernels for %s %s: %s", device, short, ", ".join(f"{op} {what}" for op, what in found.labels.items()))
+    return found
+
+
+def candidates(device: str, dtype: torch.dtype) -> Kernels:
+    """As `choose`, but says nothing in the log and remembers nothing."""
     if device != "cpu":
         raise ValueError(f"no kernels for device {device!r}; known: cpu")
     if dtype not in SUPPORTED_DTYPES:
         raise ValueError(f"no kernels for {dtype}; known: {', '.join(str(d) for d in SUPPORTED_DTYPES)}")
-    short = str(dtype).removeprefix("torch.")
+    asked = asked_for()
+    if asked == NO_LIBRARY:
+        return _torch(dtype)
+    return _torch(dtype)
+
+
+def _torch(dtype: torch.dtype, *notes: str) -> Kernels:
     if _packs(dtype):
-        chosen = TORCH
-        _log.info("kernels for cpu %s: packed linear, gathered attention", short)
-    else:
-        chosen = replace(TORCH, name="torch, weights unpacked", linear=REFERENCE.linear)
-        _log.warning("kernels for cpu %s: this CPU has no packed linear, weights stay in plain order (slower)", short)
-    return chosen
+        return replace(TORCH, notes=notes)
+    return replace(
+        TORCH,
+        name="torch, weights unpacked",
+        linear=REFERENCE.linear,
+        tied=REFERENCE.tied,
+        labels={**TORCH.labels, "linear": "torch, plain weight"},
+        notes=(*notes, "oneDNN packs no such weights on this CPU, they stay in plain order (slower)"),
+    )
 
 
 def _packs(dtype: torch.dtype) -> bool:

@@ -32,6 +32,30 @@ class MakeLinear(Protocol):
         ...
 
 
+class Embedding(Protocol):
+    """Rows of a table."""
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """token_ids [n] int64, each below the table's height → [n, width]."""
+        ...
+
+
+class MakeEmbedding(Protocol):
+    """Takes over a table [vocab, width]; the caller drops its own reference."""
+
+    def __call__(self, table: Tensor) -> Embedding:
+        """The look-up in this table."""
+        ...
+
+
+class MakeTied(Protocol):
+    """An output matrix that is the embedding, too: the weight is held once where the implementation can look rows up in it."""
+
+    def __call__(self, table: Tensor) -> tuple[Embedding, Linear]:
+        """The look-up in `table` [vocab, width], and y = x tableᵀ."""
+        ...
+
+
 class RMSNorm(Protocol):
     """Root-mean-square norm over the last dimension, statistics in float32."""
 
@@ -87,6 +111,25 @@ class MakeKVCache(Protocol):
 
     def __call__(self, tensor: Tensor, windows: tuple[int | None, ...]) -> KVCache:
         """Keeps `tensor`, copies nothing."""
+        ...
+
+
+class Ops(Protocol):
+    """The ops between the projections that need no weights of their own."""
+
+    @property
+    def rms_norm(self) -> RMSNorm:
+        """See `RMSNorm`."""
+        ...
+
+    @property
+    def rotary(self) -> Rotary:
+        """See `Rotary`."""
+        ...
+
+    @property
+    def silu_mul(self) -> SiluMul:
+        """See `SiluMul`."""
         ...
 
 

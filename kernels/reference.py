@@ -26,6 +26,22 @@ class ReferenceLinear:
         return y if residual is None else residual + y
 
 
+class ReferenceEmbedding:
+    """Rows of a table in plain order."""
+
+    def __init__(self, table: Tensor) -> None:
+        self._table = table
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """See `kernels.interface.Embedding`."""
+        return torch.embedding(self._table, token_ids)
+
+
+def tied(table: Tensor) -> tuple[ReferenceEmbedding, ReferenceLinear]:
+    """See `kernels.interface.MakeTied`."""
+    return ReferenceEmbedding(table), ReferenceLinear(table, None)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `kernels.interface.RMSNorm`."""
     wide = x.float()

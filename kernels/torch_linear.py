@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.reference import ReferenceEmbedding
+
 # oneDNN chooses a weight order for a number of rows; one order serves decode (few) and prefill (many) equally well at 16,
 # while leaving it open picks, for float32, an order that halves prefill.
 _ROWS_HINT = 16
@@ -45,6 +47,11 @@ class PackedLinear:
         else:
             y = self._binary(x, residual, self._weight, self._bias, "add")
         return y
+
+
+def tied(table: Tensor) -> tuple[ReferenceEmbedding, PackedLinear]:
+    """See `kernels.interface.MakeTied`. Held twice: oneDNN's order cannot be looked up in, and read whole it is twice as fast."""
+    return ReferenceEmbedding(table), PackedLinear(table, None)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

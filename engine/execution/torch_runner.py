@@ -1,6 +1,6 @@
 """Runs scheduled batches on a torch decoder: flatten, forward, logits for the rows that want them, sample.
 
-    ScheduledBatch → InputBatch → Decoder.forward (writes KV) → Decoder.logits → Sampler → SampledToken per request
+    ScheduledBatch → InputBatch → Decoder.step (writes KV; gives logits) → Sampler → SampledToken per request
 
 Does not know leases, scheduling or where the KV memory comes from.
 """
@@ -67,29 +67,36 @@ class TorchRunner:
     def execute(self, batch: ScheduledBatch) -> tuple[SampledToken, ...]:
         """Forward and sample; one result per request of the batch, in its order."""
         inputs = build_input_batch(batch)
-        hidden = self._forward(inputs)
         results = [SampledToken(None)] * len(batch.requests)
+        # Logprobs of a prompt want hidden states by the row; without them, logits come in the same go as everything else.
+        hidden = self._forward(inputs) if inputs.prompts or not inputs.samples else None
         if inputs.samples:
-            num_prompt_rows = inputs.num_rows - len(inputs.samples)
-            logits = self._model.logits(hidden[num_prompt_rows:])
+            logits = self._step(inputs) if hidden is None else self._sampled_logits(hidden, inputs)
             sampled = self._sampler.sample(logits, [batch.requests[i] for i in inputs.samples])
             for index, token in zip(inputs.samples, sampled, strict=True):
                 results[index] = token
-        for prompt in inputs.prompts:
-            made = results[prompt.index]
-            results[prompt.index] = replace(made, prompt_logprobs=self._prompt_logprobs(batch, prompt, hidden))
+        if hidden is not None:
+            for prompt in inputs.prompts:
+                made = results[prompt.index]
+                results[prompt.index] = replace(made, prompt_logprobs=self._prompt_logprobs(batch, prompt, hidden))
         return tuple(results)
 
     def logits(self, batch: ScheduledBatch) -> Tensor:
         """Forward without sampling: [requests that would sample, vocab] in the model's dtype, in batch order."""
         with torch.inference_mode():
             inputs = build_input_batch(batch)
-            hidden = self._forward(inputs)
-            return self._model.logits(hidden[inputs.num_rows - len(inputs.samples) :])
+            return self._sampled_logits(self._forward(inputs), inputs) if inputs.prompts else self._step(inputs)
+
+    def _sampled_logits(self, hidden: Tensor, inputs: InputBatch) -> Tensor:
+        return self._model.logits(hidden[inputs.num_rows - len(inputs.samples) :])
 
     def _forward(self, inputs: InputBatch) -> Tensor:
         attention = self._cache.attention(inputs.segments)
         return self._model.forward(inputs.token_ids, inputs.positions, attention, inputs.rows)
+
+    def _step(self, inputs: InputBatch) -> Tensor:
+        attention = self._cache.attention(inputs.segments)
+        return self._model.step(inputs.token_ids, inputs.positions, attention, inputs.rows)
 
     def _prompt_logprobs(self, batch: ScheduledBatch, prompt: PromptRows, hidden: Tensor) -> tuple[TokenLogprob, ...]:
         asked = batch.requests[prompt.index].sampling.prompt_logprobs

@@ -19,9 +19,10 @@ from torch import Tensor
 from contracts.errors import ConfigError, ModelLoadError
 from engine.models.checkpoint import Checkpoint
 from engine.models.config import ModelConfig, read_model_config
-from engine.models.decoder import Decoder, Layer, Weights
+from engine.models.decoder import Decoder
 from kernels.dispatch import Kernels, choose
-from kernels.interface import Linear
+from kernels.interface import Embedding, Linear
+from kernels.stack import Layer, Shape, Stack
 
 _log = logging.getLogger(__name__)
 
@@ -58,10 +59,10 @@ def load_model(path: Path, dtype: str, kernels: Kernels | None = None) -> Decode
     kernels = kernels or choose("cpu", torch_dtype)
     with Checkpoint(path) as checkpoint, torch.inference_mode():
         reader = _Reader(checkpoint, torch_dtype, kernels)
-        weights = _weights(config, reader)
+        stack = _stack(config, reader)
         reader.refuse_leftovers(config)
         fingerprint = checkpoint.fingerprint(repr(sorted(asdict(config).items())))
-    return Decoder(config, weights, kernels, fingerprint)
+    return Decoder(config, stack, kernels, fingerprint)
 
 
 class _Reader:
@@ -89,9 +90,12 @@ class _Reader:
             start += len(part)
         return out
 
-    def pack(self, weight: Tensor) -> Linear:
-        """A projection by a weight that is also used elsewhere."""
-        return self._kernels.linear(weight, None)
+    def embedding(self, tied: bool, vocab: int, hidden: int) -> tuple[Embedding, Linear]:
+        """The look-up of tokens and the output matrix, which are one weight if `tied`."""
+        table = self.tensor("model.embed_tokens.weight", vocab, hidden)
+        if tied:
+            return self._kernels.tied(table)
+        return self._kernels.embedding(table), self.linear(("lm_head",), (vocab,), hidden, bias=False)
 
     def linear(self, modules: tuple[str, ...], rows: tuple[int, ...], features: int, bias: bool) -> Linear:
         """One projection out of several modules that share their input; module i has rows[i] outputs."""
@@ -108,15 +112,20 @@ class _Reader:
             raise ModelLoadError(f"{path}: unexpected tensor {left[0]} in a {config.family} model ({len(left)} in all)")
 
 
-def _weights(config: ModelConfig, reader: _Reader) -> Weights:
-    hidden, vocab = config.hidden_size, config.vocab_size
-    embedding = reader.tensor("model.embed_tokens.weight", vocab, hidden)
-    layers = tuple(_layer(config, reader, f"model.layers.{i}") for i in range(config.num_layers))
-    # A tied head is packed beside the plain embedding: looked up by row it must stay plain, read whole it is twice as fast packed.
-    lm_head = (
-        reader.pack(embedding) if config.tie_embeddings else reader.linear(("lm_head",), (vocab,), hidden, bias=False)
+def _stack(config: ModelConfig, reader: _Reader) -> Stack:
+    hidden = config.hidden_size
+    shape = Shape(
+        hidden_size=hidden,
+        intermediate_size=config.intermediate_size,
+        vocab_size=config.vocab_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_size=config.head_size,
+        rms_norm_eps=config.rms_norm_eps,
     )
-    return Weights(embedding, layers, reader.tensor("model.norm.weight", hidden), lm_head)
+    embedding, lm_head = reader.embedding(config.tie_embeddings, config.vocab_size, hidden)
+    layers = tuple(_layer(config, reader, f"model.layers.{i}") for i in range(config.num_layers))
+    return Stack(shape, embedding, layers, reader.tensor("model.norm.weight", hidden), lm_head)
 
 
 def _layer(config: ModelConfig, reader: _Reader, prefix: str) -> Layer:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_SLAB = 512
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 
 
@@ -41,22 +42,40 @@ class RopeConfig:
 
 
 class Rope:
-    """The rotation of one model; owns its inverse frequencies [head_size / 2], float32."""
+    """The rotation of one model; owns its inverse frequencies [head_size / 2], float32, and a table of what it has met.
 
-    def __init__(self, config: RopeConfig, head_size: int) -> None:
+    Angles are computed once for each position, in slabs that begin at fixed positions: a library may round the cosine of
+    a number by where it lies in a tensor, and a token's rotation must not depend on the chunk that it comes in.
+    """
+
+    def __init__(self, config: RopeConfig, head_size: int, dtype: torch.dtype) -> None:
         self._config = config
         self._head_size = head_size
         self._inv_freq, self._scale = _inverse_frequencies(config, head_size)
+        self._cos = torch.empty(0, 1, head_size, dtype=dtype)
+        self._sin = self._cos
 
-    def cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """positions [n] int64 → cos, sin [n, 1, head_size] in `dtype`; sin's first half is negated (see kernels.Rotary)."""
+    def cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """positions [n] int64, n > 0 → cos, sin [n, 1, head_size]; sin's first half is negated (see kernels.Rotary)."""
+        if (highest := int(positions.max())) >= len(self._cos):
+            self._grow(highest + 1)
+        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+
+    def _grow(self, length: int) -> None:
+        cos, sin = [self._cos], [self._sin]
+        for start in range(len(self._cos), length, _SLAB):
+            for table, slab in zip((cos, sin), self._computed(torch.arange(start, start + _SLAB)), strict=True):
+                table.append(slab)
+        self._cos, self._sin = torch.cat(cos), torch.cat(sin)
+
+    def _computed(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         wide = positions.to(torch.float32)[:, None]
         angles = wide * self._frequencies_at(wide)
         cos, sin = angles.cos(), angles.sin()
         if self._scale != 1.0:
             cos, sin = cos * self._scale, sin * self._scale
-        cos = torch.cat((cos, cos), dim=-1).to(dtype)
-        sin = torch.cat((-sin, sin), dim=-1).to(dtype)
+        cos = torch.cat((cos, cos), dim=-1).to(self._cos.dtype)
+        sin = torch.cat((-sin, sin), dim=-1).to(self._cos.dtype)
         return cos[:, None], sin[:, None]
 
     def _frequencies_at(self, positions: Tensor) -> Tensor:
