@@ -19,11 +19,11 @@ from contracts.errors import TransferFailed
 from contracts.secret import ClusterSecret
 from contracts.worker import ConnectorAddress
 from kv_transfer.connector import ByteRange, Write
+from kv_transfer.listener import TargetLimits
 from kv_transfer.local import LocalConnector, LocalHub
 from kv_transfer.region import SharedRegion
 from kv_transfer.shm import ShmConnector
 from kv_transfer.tcp import TcpConnector
-from kv_transfer.tcp_target import TargetLimits
 
 SIZE = 1 << 20
 BIG = 128 << 20

@@ -19,11 +19,12 @@ from contracts.worker import ConnectorAddress
 from kv_transfer.choose import NetworkConfig, make_connectors
 from kv_transfer.connector import ByteRange, Write
 from kv_transfer.handshake import ANSWER_BYTES, SourceHandshake, TargetHandshake, session_key
+from kv_transfer.listener import TargetLimits
 from kv_transfer.region import SharedRegion
 from kv_transfer.shm import ShmConnector
 from kv_transfer.shm_door import Door, Terms, knock
 from kv_transfer.tcp import TcpConnector
-from kv_transfer.tcp_target import TargetLimits, TcpTarget
+from kv_transfer.tcp_target import TcpTarget
 from kv_transfer.tcp_wire import HELLO, HELLO_PROVEN, BadFrame, greet, pack_write, receive_exactly, shut
 from kv_transfer.windows import WindowTable
 

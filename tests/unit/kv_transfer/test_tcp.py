@@ -10,9 +10,10 @@ import pytest
 from contracts.errors import ConfigError, TransferFailed
 from contracts.worker import ConnectorAddress
 from kv_transfer.connector import ByteRange, Write
+from kv_transfer.lines import split_address
+from kv_transfer.listener import TargetLimits
 from kv_transfer.region import SharedRegion
-from kv_transfer.tcp import TcpConnector, split_address
-from kv_transfer.tcp_target import TargetLimits
+from kv_transfer.tcp import TcpConnector
 from kv_transfer.tcp_wire import (
     HELLO,
     BadFrame,
@@ -227,7 +228,7 @@ async def test_targets_that_have_ended_are_let_go_and_others_are_not(target, sou
             assert lines_to(ended_ports - {port}) == 0  # the system may give a port again
             await peer.close()
             ended_ports.add(port)
-    known = list(source._reached)
+    known = list(source._lines.reached)
     assert known[0] == target.address()
     assert len(known) == 2
 
@@ -238,7 +239,7 @@ async def test_a_target_that_somebody_waits_for_is_kept(target, source):
         connecting = asyncio.ensure_future(source.connect(address))
         accepted, _ = await asyncio.to_thread(silent.accept)
         await source.connect(target.address())
-        assert list(source._reached) == [address, target.address()]
+        assert list(source._lines.reached) == [address, target.address()]
         accepted.close()
     with pytest.raises(TransferFailed):
         await connecting
@@ -297,16 +298,16 @@ async def test_close_waits_for_a_write(source):
         other.expose(there)
         key = other.open_window([ByteRange(0, size)])
         writing = asyncio.ensure_future(one.write(other.address(), key, [Write(0, 0, size)]))
-        while not one._working:
+        while not one._lines.num_working:
             await asyncio.sleep(0)
         await one.close()
-        assert not one._working
+        assert not one._lines.num_working
         await writing
         await other.close()
 
 
 async def test_a_listener_that_fails_says_so_and_can_be_closed(target, caplog):
-    shut(target._target._listener)
+    shut(target._target._listener._socket)
     for _ in range(300):
         if "cannot accept" in caplog.text:
             break
@@ -352,12 +353,12 @@ async def test_what_stands_before_it_may_have_a_port_of_its_own():
 @pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:x", "host:70000", "host:-1"])
 def test_addresses_that_are_none(text):
     with pytest.raises(TransferFailed, match="is not host:port"):
-        split_address(ConnectorAddress("tcp", text))
+        split_address(ConnectorAddress("tcp", text), "tcp")
 
 
 def test_addresses():
-    assert split_address(ConnectorAddress("tcp", "a.b:7")) == ("a.b", 7)
-    assert split_address(ConnectorAddress("tcp", "[::1]:7")) == ("::1", 7)
+    assert split_address(ConnectorAddress("tcp", "a.b:7"), "tcp") == ("a.b", 7)
+    assert split_address(ConnectorAddress("tcp", "[::1]:7"), "tcp") == ("::1", 7)
 
 
 def test_frames_round_trip():
