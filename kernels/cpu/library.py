@@ -57,12 +57,14 @@ class Library:
 
 
 def supported_isas(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
-    """Those of ISAS that this CPU runs, best first; none where the library is not at home (another system than Linux)."""
+    """Those of ISAS that this CPU runs, best first; none where the library is not at home (not Linux, not an x86)."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ()
     flags = {flag for line in lines if line.startswith("flags") for flag in line.partition(":")[2].split()}
+    if not flags:
+        return ()
     return tuple(isa for isa in ISAS if _NEEDS[isa] <= flags)
 
 

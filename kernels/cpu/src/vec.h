@@ -1,7 +1,8 @@
 // V: sixteen float32 in a register (AVX-512), in two (AVX2) or in an array (scalar), with one arithmetic for all three.
 //
 // The order of every sum is part of the meaning: lane i adds elements i, i + 16, …, and `sum` adds lanes i and i + 8, then
-// i + 4, i + 2, i + 1. So the same row gives the same bits on any of the three. bf16 is widened exactly and rounded to nearest even.
+// i + 4, i + 2, i + 1. So the same row gives the same bits on any of the three. bf16 is widened exactly and rounded to nearest even
+// (the BF16 instructions round denormals to zero).
 #pragma once
 #include <immintrin.h>
 
