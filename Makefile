@@ -71,6 +71,7 @@ env: .venv/ready  ## the environment, pinned by constraints.txt
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt torch==2.13.0
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt --no-deps trl  # only its files are read: chat templates
+	-$(BIN)/python -m kernels.cpu build
 	@touch $@
 
 .venv-proto/ready: tools/requirements-proto.txt

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from cli.doctor import installation, machine
+from cli.doctor import installation, kernels, machine
 from cli.doctor.finding import Finding, Level, broken
 from cli.options import SectionedCommand, option
 from contracts.errors import counted
@@ -21,6 +21,7 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     installation.check_requirements,
     installation.check_generated_code,
     installation.check_torch,
+    kernels.check_kernels,
     machine.check_cores,
     machine.check_memory,
     machine.check_shared_memory,

@@ -8,6 +8,7 @@ show             what would be used, and why
 from __future__ import annotations
 
 import argparse
+import platform
 import sys
 
 from contracts.errors import ConfigError
@@ -31,6 +32,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _shipped() -> list[str]:
+    if platform.machine() != "x86_64":
+        return [f"nothing to ship for {platform.machine()}: torch is used there"]
     return [str(ship(isa)) for isa in ISAS if isa != "scalar"]
 
 
