@@ -1,0 +1,18 @@
+// Linear, its packing and its rows, each as one call from Python.
+#include "linear.h"
+
+#include "linear_pack.h"
+
+#define LINEAR(NAME, T)                                                                                                        \
+    DT_API void dt_linear_##NAME(const Linear* w, const T* x, int64_t rows, const T* residual, T* y, int32_t threads) {        \
+        together(threads, [&](Team& team) { linear<T>(team, *w, x, rows, residual, y, nullptr); });                            \
+    }                                                                                                                          \
+    DT_API void dt_pack_##NAME(uint32_t* packed, const T* plain, int64_t out, int64_t in, int32_t threads) {                   \
+        together(threads, [&](Team& team) { pack<T>(team, packed, plain, out, in); });                                         \
+    }                                                                                                                          \
+    DT_API void dt_packed_rows_##NAME(const Linear* w, const int64_t* ids, int64_t rows, T* y, int32_t threads) {              \
+        together(threads, [&](Team& team) { packed_rows<T>(team, *w, ids, rows, y); });                                        \
+    }
+
+LINEAR(f32, float)
+LINEAR(bf16, bf16)
