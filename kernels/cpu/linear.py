@@ -2,7 +2,7 @@
 
     packed = linear_of(library)(weight, bias)        packed(x, residual)         y = x Wᵀ + b (+ residual)
                                                      packed.rows(ids)            rows of the weight: a tied embedding
-                                                     packed.description          for native calls that run many ops
+                                                     packed.struct               for native calls that run many ops
 
 The weight is held once, packed; the plain one is the caller's to drop. Does not know models.
 """
@@ -30,7 +30,7 @@ FUNCTIONS = {
     for op, arguments in {
         "linear": (PTR, PTR, INT, PTR, PTR, I32),
         "pack": (PTR, PTR, INT, INT, I32),
-        "packed_rows": (PTR, PTR, INT, PTR, I32),
+        "embed": (PTR, PTR, INT, PTR, I32),
     }.items()
 }
 
@@ -69,25 +69,25 @@ class PackedLinear:
         self._weight = ARENA.empty(-(-outputs // LANES) * lines * _LINE_BYTES)
         self._bias = padded_bias(bias, outputs)
         short = _SHORT[weight.dtype]
-        self._linear, self._rows = call[f"dt_linear_{short}"], call[f"dt_packed_rows_{short}"]
+        self._linear, self._embed = call[f"dt_linear_{short}"], call[f"dt_embed_{short}"]
         plain = weight.contiguous()
         call[f"dt_pack_{short}"](self._weight.data_ptr(), plain.data_ptr(), outputs, inputs, torch.get_num_threads())
-        self.description = LinearStruct(
+        self.struct = LinearStruct(
             kind=_KIND[weight.dtype],
             inputs=inputs,
             outputs=outputs,
             weight=self._weight.data_ptr(),
             bias=None if self._bias is None else self._bias.data_ptr(),
         )
-        self._at = ctypes.addressof(self.description)
+        self._at = ctypes.addressof(self.struct)
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """See `kernels.interface.Linear`."""
-        x = self._checked(x, self.description.inputs)
-        y = torch.empty(len(x), self.description.outputs, dtype=self.dtype)
+        x = self._checked(x, self.struct.inputs)
+        y = torch.empty(len(x), self.struct.outputs, dtype=self.dtype)
         added = None
         if residual is not None:
-            residual = self._checked(residual, self.description.outputs)
+            residual = self._checked(residual, self.struct.outputs)
             assert len(residual) == len(x), f"{len(residual)} rows of residual for {len(x)} of x"
             added = residual.data_ptr()
         self._linear(self._at, x.data_ptr(), len(x), added, y.data_ptr(), torch.get_num_threads())
@@ -97,9 +97,9 @@ class PackedLinear:
         """ids [n], int64, each below the number of outputs → those rows of the weight [n, in], bit for bit."""
         assert ids.dtype == torch.int64 and ids.dim() == 1, ids
         ids = ids.contiguous()
-        assert not len(ids) or 0 <= int(ids.min()) <= int(ids.max()) < self.description.outputs, "no such row"
-        y = torch.empty(len(ids), self.description.inputs, dtype=self.dtype)
-        self._rows(self._at, ids.data_ptr(), len(ids), y.data_ptr(), torch.get_num_threads())
+        assert not len(ids) or 0 <= int(ids.min()) <= int(ids.max()) < self.struct.outputs, "no such row"
+        y = torch.empty(len(ids), self.struct.inputs, dtype=self.dtype)
+        self._embed(self._at, ids.data_ptr(), len(ids), y.data_ptr(), torch.get_num_threads())
         return y
 
     def _checked(self, x: Tensor, width: int) -> Tensor:

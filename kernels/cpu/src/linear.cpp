@@ -10,8 +10,8 @@
     DT_API void dt_pack_##NAME(uint32_t* packed, const T* plain, int64_t out, int64_t in, int32_t threads) {                   \
         together(threads, [&](Team& team) { pack<T>(team, packed, plain, out, in); });                                         \
     }                                                                                                                          \
-    DT_API void dt_packed_rows_##NAME(const Linear* w, const int64_t* ids, int64_t rows, T* y, int32_t threads) {              \
-        together(threads, [&](Team& team) { packed_rows<T>(team, *w, ids, rows, y); });                                        \
+    DT_API void dt_embed_##NAME(const Linear* w, const int64_t* ids, int64_t rows, T* y, int32_t threads) {              \
+        together(threads, [&](Team& team) { embed<T>(team, *w, ids, rows, y); });                                        \
     }
 
 LINEAR(f32, float)

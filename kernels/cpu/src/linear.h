@@ -127,5 +127,17 @@ void linear(Team& team, const Linear& w, const T* x, int64_t rows, const T* resi
     }
 }
 
+// y[n] = row ids[n] of the plain weight, for an embedding that is held once, as the head; 0 ≤ ids[n] < out.
+template <class T>
+void embed(Team& team, const Linear& w, const int64_t* ids, int64_t rows, T* y) {
+    constexpr int64_t N = StepOf<T>::INPUTS;
+    const Range mine = share(team, rows, 1);
+    for (int64_t n = mine.begin; n < mine.end; ++n) {
+        const char* panel = (const char*)w.weight + ids[n] / LANES * panel_bytes(w) + ids[n] % LANES * WORD;
+        T* to = y + n * w.in;
+        for (int64_t k = 0; k * N < w.in; ++k) std::memcpy(to + k * N, panel + k * LINE, k * N + N <= w.in ? WORD : sizeof(T));
+    }
+}
+
 // Bytes of scratch that linear needs for rows of x, shared by the team.
 inline int64_t linear_scratch_bytes(int64_t, int64_t) { return 0; }
