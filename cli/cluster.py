@@ -268,6 +268,8 @@ def cores_argv(config: ClusterConfig, number: int) -> tuple[str, ...]:
     """The n-th worker's cores, where they are given, and as many threads where nobody says how many."""
     if not config.worker_cores:
         return ()
+    if config.worker_cores == "auto":
+        return ("--cores", "auto")
     cores = config.worker_cores[number]
     threads = () if config.workers.threads is not None else ("--threads", str(len(cores)))
     return ("--cores", written(cores), *threads)

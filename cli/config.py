@@ -9,18 +9,20 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from cli.clustersecurity import SecurityOptions
 from dashboard.slo import SloConfig
 from engine.execution.config import ENVIRONMENT as EXECUTION_ENVIRONMENT
 from engine.models.store.config import ENVIRONMENT as STORE_ENVIRONMENT
+from engine.placement.topology import read_topology
 from kernels.cpu.config import ENVIRONMENT as KERNELS_ENVIRONMENT
 from observability.tracing.config import ENVIRONMENT as TRACING_ENVIRONMENT
 from observability.tracing.config import TracingConfig
 from registry.config import ENVIRONMENT as REGISTRY_ENVIRONMENT
 from registry.config import SECRETS, RedisConfig
 from router.config import AdmissionConfig, ChatConfig, DisaggregationConfig, LimitsConfig, PolicyConfig
-from rpc.cores import Cores, usable_cores
+from rpc.cores import Cores
 
 MIB, GIB = 2**20, 2**30
 
@@ -32,8 +34,8 @@ ENVIRONMENT = (
     | REGISTRY_ENVIRONMENT
     | TRACING_ENVIRONMENT
     | {
-        "OMP_NUM_THREADS": "threads of OpenMP loops in torch; --threads wins over it",
-        "MKL_NUM_THREADS": "threads of MKL; --threads wins over it",
+        "OMP_NUM_THREADS": "threads of OpenMP loops in torch; the engine goes by --threads, else by its cores",
+        "MKL_NUM_THREADS": "threads of MKL; the engine goes by --threads, else by its cores",
         "OMP_WAIT_POLICY": "ACTIVE makes idle OpenMP threads spin, which starves the other workers of a small machine",
         "PYTHONPATH": "folders that are searched before the installed packages; may hide our `kernels` or `router`",
         "HF_HOME": "where huggingface_hub keeps its downloads",
@@ -124,7 +126,7 @@ class ClusterConfig:
     security: SecurityOptions = field(default_factory=SecurityOptions)
     workers: WorkerOptions = field(default_factory=WorkerOptions)
     metrics_ports: tuple[int, int] = (0, 0)  # of the first prefill and decode worker, the next ones follow; 0: any
-    worker_cores: tuple[Cores, ...] = ()  # of each worker, prefill workers first; empty: any
+    worker_cores: tuple[Cores, ...] | Literal["auto"] = ()  # of each worker, prefill workers first; empty: any
     log_level: str = "warning"
     drain_timeout_s: float = 10.0
     restart: RestartPolicy = field(default_factory=RestartPolicy)
@@ -132,4 +134,4 @@ class ClusterConfig:
 
 def default_threads(num_workers: int) -> int:
     """The cores of this machine divided over the workers, at least one each."""
-    return max(1, usable_cores() // max(1, num_workers))
+    return max(1, read_topology().num_threads // max(1, num_workers))

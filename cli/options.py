@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import click
 
-from rpc.cores import Cores, parse_cores
+from rpc.cores import CoreChoice, parse_cores
 
 Decorated = TypeVar("Decorated", bound="Callable[..., object] | click.Command")
 
@@ -212,15 +212,17 @@ def _is_ipv6(text: str) -> bool:
     return True
 
 
-class CoresType(click.ParamType[Cores]):
-    """CPU cores by number: 0,2-3."""
+class CoresType(click.ParamType[CoreChoice]):
+    """CPU cores by number, 0,2-3, or "auto": any that are free."""
 
     name = "cores"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Cores:  # noqa: ARG002
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> CoreChoice:  # noqa: ARG002
         """The numbers, in order. Whether they may be used is found out where they are."""
         if isinstance(value, tuple):
             return value
+        if value == "auto":
+            return "auto"
         flag = "--cores" if param is None else param.opts[0]
         return parse_cores(flag, str(value))
 

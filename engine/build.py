@@ -18,6 +18,7 @@ from contracts.errors import ConfigError
 from contracts.kv_layout import KVLayout
 from engine.execution.config import prefer_huge_pages
 from engine.pace import Pace
+from engine.placement.topology import read_topology
 
 if TYPE_CHECKING:
     from engine.execution.torch_runner import TorchRunner
@@ -29,7 +30,7 @@ _PROFILED_TOKENS = 256  # a step of seconds on small machines, not of half a min
 
 @dataclass(frozen=True, slots=True)
 class ModelRuntimeConfig:
-    """What to load and how to run it. `max_model_len` None: the model's own context; `threads` None: torch's choice.
+    """What to load and how to run it. `max_model_len` None: the model's own context; `threads` None: one a core.
 
     `memory_utilisation` is the share of the memory that is free after loading which weights' scratch and KV may take.
     `max_num_batched_tokens` and `max_num_seqs` are the largest step that the scheduler will ask for.
@@ -71,8 +72,7 @@ def load(config: ModelRuntimeConfig) -> LoadedModel:
 
     from engine.models.loader import load_model
 
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    torch.set_num_threads(config.threads or read_topology().num_threads)
     begun = time.monotonic()
     model = load_model(config.model_dir, config.dtype)
     context = model.config.context_len

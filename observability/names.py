@@ -264,6 +264,8 @@ ENGINE_STALLED = _gauge(
     "diptych_engine_stalled_seconds", _W, "Time with work and no progress, once that is too long; else 0"
 )
 EPOCH = _gauge("diptych_epoch", _W, "This worker's life: milliseconds of its start")
+COMPUTE_THREADS = _gauge("diptych_compute_threads", _W, "Threads that compute")
+KEPT_CPUS = _gauge("diptych_kept_cpus", _W, "CPUs that the process keeps to; 0: any")
 
 # Hand-offs, at the worker that sends them.
 TRANSFERS_IN_FLIGHT = _gauge(

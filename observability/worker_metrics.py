@@ -57,6 +57,11 @@ class WorkerMetrics:
         """This is the worker's life."""
         gauge(self.registry, names.EPOCH).set(epoch)
 
+    def placed(self, threads: int, num_cpus: int) -> None:
+        """It computes with `threads`, and keeps to `num_cpus` CPUs, 0 for any."""
+        gauge(self.registry, names.COMPUTE_THREADS).set(threads)
+        gauge(self.registry, names.KEPT_CPUS).set(num_cpus)
+
     def watch(self, gauges: Callable[[], Load], prefix_cache: Callable[[], tuple[int, int]]) -> None:
         """Ask at each scrape for the values of LOAD_GAUGES, in that order, and for how many tokens were looked up in the prefix
         cache and found there; neither may wait. Called once.

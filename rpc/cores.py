@@ -12,10 +12,12 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Literal
 
 from contracts.errors import ConfigError
 
 Cores = tuple[int, ...]
+CoreChoice = Cores | Literal["auto"]
 MOST_CORES = 4096
 
 

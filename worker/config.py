@@ -8,6 +8,7 @@ from contracts.errors import ConfigError
 from contracts.secret import ClusterSecret
 from engine.build import ModelRuntimeConfig
 from engine.config import SchedulerConfig
+from engine.placement.choice import Placement
 from kv_transfer.choose import AUTO, NetworkConfig
 from registry.config import RedisConfig
 from rpc.announce import AnnounceConfig
@@ -22,7 +23,7 @@ class WorkerConfig:
     `kv_memory_bytes` None sizes the KV pool by measurement. `connectors` are kinds, or ("auto",). `routers` are host:port of
     routers' gRPC ports to announce to, `redis` the registry that routers share. `metrics_port` None serves no metrics; 0 takes
     a free port. `secret` is what processes of the cluster prove to each other that they know; None believes whoever reaches a
-    port.
+    port. `placement` is what the process already has, for it to say.
     """
 
     worker_id: str
@@ -40,6 +41,7 @@ class WorkerConfig:
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
     secret: ClusterSecret | None = None
+    placement: Placement | None = None
 
     def __post_init__(self) -> None:
         if not self.worker_id:

@@ -45,6 +45,7 @@ from worker.block_feed import BlockFeed
 from worker.block_servicer import SERVICE_NAME as BLOCK_EVENTS
 from worker.block_servicer import BlockEventsServicer
 from worker.config import WorkerConfig
+from worker.placement import say_placement
 from worker.registration import Registration
 
 log = get_logger(__name__)
@@ -108,6 +109,7 @@ def build(config: WorkerConfig) -> Computer:
 async def serve(config: WorkerConfig, door: Door) -> None:
     """Run the worker until a signal; returns once it is drained. Raises ConfigError, ModelLoadError or FatalError."""
     guard = None if config.secret is None else ProofGuard(config.secret)
+    say_placement(config.placement)
     caching = config.scheduler.enable_prefix_caching  # without it no router need hear, or expect, anything
     names = (*door.service_names, BLOCK_EVENTS) if caching else door.service_names
     server = RpcServer(config.server, names, () if guard is None else (guard,))
@@ -124,6 +126,8 @@ async def serve(config: WorkerConfig, door: Door) -> None:
         await registration.check()
         server.bind()
         metrics = WorkerMetrics(config.model_name, door.kind.value)
+        if config.placement is not None:
+            metrics.placed(config.placement.threads, len(config.placement.cpus))
         port = _serve_metrics(config, metrics, stack)  # from now on: who loads for minutes is not down
         computer = await signals.unless_asked(in_daemon_thread(lambda: build(config), "load"))
         if computer is None:

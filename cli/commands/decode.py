@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Unpack
 
 import click
@@ -32,7 +33,7 @@ def decode(ctx: click.Context, /, **given: Unpack[WorkerFlags]) -> None:
     `diptych up` starts workers for you.
     """
     config = decode_config(given)
-    workerflags.settle_on_cores(given)
+    config = replace(config, worker=workerflags.settled(config.worker, given))
     from decode_service.main import serve  # the process that computes imports torch
 
     code = flags.run_service(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
-from typing import Unpack
+from typing import Literal, Unpack
 
 import click
 
@@ -36,6 +36,7 @@ from cli.status import LiveDisplay, PlainDisplay, make_display
 from contracts.clock import MonotonicClock
 from contracts.errors import ConfigError
 from engine.models.store import model_name
+from engine.placement.topology import read_topology
 from observability.log import configure_logging
 from rpc.announce import UNHEARD
 from rpc.cores import Cores, check_usable, parse_groups
@@ -113,8 +114,9 @@ OPTIONS = (
     option(
         "--worker-cores",
         section="Memory and batching",
-        metavar="CORES/CORES…",
-        help="CPU cores that each worker keeps to, prefill workers first: 0/1 or 0,1/2-3. [default: any]",
+        metavar="CORES/CORES…|auto|any",
+        help="CPUs that each worker keeps to, prefill workers first: 0/1 or 0,1/2-3. auto: whole cores that no other worker has, "
+        "as many as its threads, on one memory node if it can be. [default: auto where there are enough cores, else any]",
     ),
     flags.kv_memory_option("512MiB", "KV memory of each worker."),
     flags.max_num_batched_tokens_option,
@@ -180,8 +182,10 @@ def cluster_config(given: UpFlags, model_dir: Path, security: SecurityOptions | 
     """The cluster that these flags describe, on the model in `model_dir`."""
     if given["grpc_port"] == given["http_port"] != 0:
         raise ConfigError(f"--grpc-port: {given['grpc_port']} is --http-port as well; each needs a port of its own")
+    num_workers = given["prefill"] + given["decode"]
     cores = worker_cores(given)
-    threads = given["threads"] or (None if cores else default_threads(given["prefill"] + given["decode"]))
+    by_number = isinstance(cores, tuple) and cores
+    threads = given["threads"] or (None if by_number else default_threads(num_workers))
     workers = WorkerOptions(
         connector=given["connector"],
         integrity=given["integrity"],
@@ -225,12 +229,18 @@ def cluster_config(given: UpFlags, model_dir: Path, security: SecurityOptions | 
     )
 
 
-def worker_cores(given: UpFlags) -> tuple[Cores, ...]:
+def worker_cores(given: UpFlags) -> tuple[Cores, ...] | Literal["auto"]:
     """The cores of each worker, none where they may use any. Raises ConfigError."""
-    if given["worker_cores"] is None:
-        return ()
-    groups = parse_groups("--worker-cores", given["worker_cores"])
     num_workers = given["prefill"] + given["decode"]
+    match given["worker_cores"]:
+        case "any":
+            return ()
+        case "auto":
+            return "auto"
+        case None:
+            wanted = num_workers * (given["threads"] or default_threads(num_workers))
+            return "auto" if wanted <= read_topology().num_threads else ()
+    groups = parse_groups("--worker-cores", given["worker_cores"])
     if len(groups) != num_workers:
         raise ConfigError(
             f"--worker-cores: {given['worker_cores']!r} is for {len(groups)} workers; there are {num_workers}"

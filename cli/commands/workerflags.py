@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from cli.commands import flags
@@ -17,10 +18,11 @@ from engine.build import ModelRuntimeConfig
 from engine.config import SchedulerConfig, SchedulingPolicy
 from engine.models.store import model_name
 from kv_transfer.choose import AUTO, NetworkConfig
-from rpc.cores import Cores, keep_to
+from rpc.cores import CoreChoice
 from rpc.lifecycle import LifecycleConfig
 from rpc.server import ServerConfig, has_port
 from worker.config import WorkerConfig
+from worker.placement import Wish, settle
 
 
 class WorkerFlags(TlsFlags, RegistryFlags):
@@ -35,7 +37,7 @@ class WorkerFlags(TlsFlags, RegistryFlags):
     connector: str
     integrity: str
     threads: int | None
-    cores: Cores | None
+    cores: CoreChoice | None
     kv_memory: int | None
     max_num_batched_tokens: int | None
     max_num_seqs: int | None
@@ -76,13 +78,14 @@ OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
     ),
     flags.connector_option,
     flags.integrity_option,
-    flags.threads_option("Compute threads. [default: all cores]"),
+    flags.threads_option("Compute threads. [default: one for each of its cores]"),
     option(
         "--cores",
         section="Memory and batching",
         type=CORES,
-        metavar="N[,N-N…]",
-        help="CPU cores that this process keeps to. [default: any]",
+        metavar="N[,N-N…]|auto",
+        help="CPUs that this process keeps to; auto takes as many whole cores as --threads that no other worker of this user has, "
+        "on one memory node if it can be. [default: any]",
     ),
     flags.kv_memory_option(
         None,
@@ -160,10 +163,13 @@ def worker_config(given: WorkerFlags, pool: WorkerKind) -> WorkerConfig:
     return config
 
 
-def settle_on_cores(given: WorkerFlags) -> None:
-    """Keep this process to its --cores; said before torch is imported, which looks how many there are. Raises ConfigError."""
-    if given["cores"] is not None:
-        keep_to("--cores", given["cores"])
+def settled(config: WorkerConfig, given: WorkerFlags) -> WorkerConfig:
+    """Keep this process to its --cores, and say in its config what it got; before torch is imported, which counts them.
+
+    Raises ConfigError.
+    """
+    placement = settle(Wish(given["cores"], given["threads"]), config.worker_id)
+    return replace(config, placement=placement, model=replace(config.model, threads=placement.threads))
 
 
 def worker_id(given: WorkerFlags, pool: WorkerKind) -> str:

@@ -22,7 +22,9 @@ from cli.doctor.finding import Finding, broken, ok, warning
 from cli.ports import keep_port
 from contracts.errors import ConfigError
 from engine.models.store.config import default_cache_dir
-from rpc.cores import usable_cores
+from engine.placement.choice import written
+from engine.placement.claims import CpuClaims, claims_folder
+from engine.placement.topology import read_topology
 
 USUAL_PORTS = (("--http-port", 8000), ("--grpc-port", 50051))
 LEAST_MEMORY_BYTES = 2 * GIB
@@ -31,9 +33,14 @@ LEAST_FILES = 10_000
 
 
 def check_cores() -> Iterator[Finding]:
-    """Cores that we may use, and thread settings that fight with --threads."""
-    cores, present = usable_cores(), os.cpu_count() or 1
-    fact = f"{cores} usable" + (f" of {present}" if cores != present else "")
+    """Cores that we may use and who has some already, and thread settings that fight with --threads."""
+    topology, present = read_topology(), os.cpu_count() or 1
+    cores = topology.num_threads
+    fact = f"{cores} usable" + (f" of {present} CPUs" if cores != present else "")
+    fact += f" (a control group's time limit: {topology.quota:g})" if topology.quota is not None else ""
+    fact += f", on memory nodes {written(topology.nodes)}" if len(topology.nodes) > 1 else ""
+    held = _held_cpus()
+    fact += f", kept by {', '.join(held)}" if held else ""
     if cores < 2:
         yield warning("cores", fact, "prefill and decode share one core; `diptych up --prefill 0` avoids that")
     else:
@@ -43,6 +50,16 @@ def check_cores() -> Iterator[Finding]:
         yield warning("threads", f"OMP_NUM_THREADS={asked} on {cores} cores", "unset it, or set --threads")
     if environment().get("OMP_WAIT_POLICY", "").lower() == "active":
         yield warning("threads", "OMP_WAIT_POLICY=active: idle threads spin", "unset OMP_WAIT_POLICY")
+
+
+def _held_cpus() -> list[str]:
+    """Workers of this user that keep to CPUs, with these."""
+    if not claims_folder().exists():
+        return []
+    holders: dict[str, list[int]] = {}
+    for cpu, who in CpuClaims(claims_folder()).held().items():
+        holders.setdefault(who, []).append(cpu)
+    return [f"{who} ({written(tuple(cpus))})" for who, cpus in sorted(holders.items())]
 
 
 def check_memory() -> Iterator[Finding]:

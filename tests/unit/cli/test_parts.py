@@ -27,9 +27,9 @@ from cli.options import ADDRESS, ADVERTISE, SIZE
 from cli.ports import keep_port
 from cli.prompts import from_file
 from contracts.errors import ConfigError
+from engine.placement.topology import read_topology
 from kv_transfer.config import Integrity
 from router.config import AdmissionConfig, LimitsConfig, PolicyConfig
-from rpc.cores import usable_cores
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ DOOR = DoorOptions(
 
 
 def test_threads_are_divided_over_workers():
-    assert default_threads(1) == usable_cores()
+    assert default_threads(1) == read_topology().num_threads
     assert default_threads(10_000) == 1
 
 
