@@ -125,49 +125,6 @@ def test_kubernetes_would_not_take_anything(rendered, spoilt):
     assert all(faults(manifest, version) for version in VERSIONS)
 
 
-REFUSED = {
-    "a misspelt value": ({"prefil": {"replicas": 2}}, "prefil"),
-    "a misspelt value deep down": ({"tls": {"certManager": {"issuer": "x"}}}, "issuer"),
-    "no workers' number": ({"decode": {"replicas": "many"}}, "/decode/replicas"),
-    "a size without a unit": ({"decode": {"kvMemory": "40"}}, "/decode/kvMemory"),
-    "shared memory between pods": ({"connector": "shm"}, "/connector"),
-    "a name that no flag can carry": ({"model": {"servedName": 'a"b'}}, "/model/servedName"),
-    "no flag": ({"router": {"extraArgs": ["max-waiting=3"]}}, "/router/extraArgs/0"),
-    "a password in values": (
-        {"redis": {"enabled": False, "external": {"url": "redis://:secret@host/0"}}},
-        "/redis/external/url",
-    ),
-    "two registries": ({"redis": {"external": {"url": "redis://host/0"}}}, "redis.enabled and redis.external.url"),
-    "routers that share nothing": ({"redis": {"enabled": False}}, "router.replicas"),
-    "TLS without a certificate": ({"tls": {"enabled": True}}, "tls.secretName"),
-    "a certificate without TLS": ({"tls": {"certManager": {"enabled": True}}}, "needs tls.enabled"),
-    "a certificate of nobody": ({"tls": {"enabled": True, "certManager": {"enabled": True}}}, "issuerRef.name"),
-    "KEDA without Prometheus": ({"autoscaling": {"kind": "keda"}}, "prometheusAddress"),
-    "least above most": ({"autoscaling": {"decode": {"minReplicas": 9}}}, "minReplicas 9 is more than maxReplicas 4"),
-    "two claims": ({"model": {"volume": {"create": True, "existingClaim": "x"}}}, "model.volume.create"),
-    "a user's certificate without TLS": ({"tls": {"userSecretName": "x"}}, "tls.userSecretName"),
-    "a certificate that nobody shows": ({"tls": {"secretName": "x"}}, "tls.secretName: needs"),
-    "a secret that nobody proves": (
-        {"clusterSecret": {"enabled": False, "existingSecret": "x"}},
-        "clusterSecret.enabled",
-    ),
-    "users where all may come": (
-        {"networkPolicy": {"enabled": False, "users": [{"podSelector": {}}]}},
-        "networkPolicy.enabled",
-    ),
-    "a way out where all are": (
-        {"networkPolicy": {"enabled": False, "egress": {"enabled": True}}},
-        "networkPolicy.enabled",
-    ),
-}
-
-
-def test_values_that_make_no_sense_are_refused_by_name():
-    said = dict(zip(REFUSED, render(*(values for values, _ in REFUSED.values())), strict=True))
-    unnamed = {what: said[what].refusal for what, (_, name) in REFUSED.items() if name not in said[what].refusal}
-    assert unnamed == {}
-
-
 def test_each_value_has_its_place_in_the_schema_and_is_used():
     def leaves(values, schema, path):
         for key, value in values.items():

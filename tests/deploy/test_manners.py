@@ -54,10 +54,17 @@ def test_names_labels_ports_and_limits_are_allowed(name):
     check(all_rendered()[name].manifests)
 
 
-@pytest.mark.parametrize("release", ["a" * 53, "diptych", "x-" + "y" * 37 + "-z"])
+@pytest.mark.parametrize("release", ["a" * 53, "diptych", "x-" + "y" * 37 + "-z", "123", "1e3", "true", "1.2"])
 def test_names_fit_whatever_a_release_is_called(release):
     (one,) = render(SETS["KEDA and everything watched"], release=release)
     check(one.manifests)
     names = [(m["kind"], m["metadata"]["name"]) for m in one.manifests]
     assert len(names) == len(set(names))
     assert release != "diptych" or ("Service", "diptych-router") in names
+
+
+def test_whatever_signs_are_in_text_it_arrives_as_it_is():
+    (one,) = render({"model": {"path": "/models/it's #1: {x}", "servedName": "it's: *"}, "listen": "fe80::1%eth0"})
+    for part in ("router", "decode"):
+        said = one.one("Deployment", part)["spec"]["template"]["spec"]["containers"][0]["args"]
+        assert {"--model=/models/it's #1: {x}", "--served-name=it's: *", "--host=fe80::1%eth0"} <= set(said)

@@ -80,6 +80,29 @@ SETS: dict[str, dict] = {
         "runAs": {"user": 1000650000, "group": 1000650000},
         "listen": "::",
     },
+    "TLS, and names that YAML takes for something else": {
+        "image": {"repository": "123", "tag": "45", "pullSecrets": ["1e3"]},
+        "model": {
+            "path": "",
+            "name": "true",
+            "servedName": "null",
+            "tokenSecret": {"name": "123", "key": "456"},
+            "volume": {"create": True, "storageClass": "0123", "size": 1000000000},
+        },
+        "router": {"priorityClassName": "123", "imageTag": "60", "nodeSelector": {"zone": "1"}},
+        "decode": {"gpu": {"count": 1, "runtimeClassName": "1e3"}, "priorityClassName": "no", "imageTag": "1e3"},
+        "redis": {"image": "12:30", "passwordSecret": "123"},
+        "clusterSecret": {"existingSecret": "0x1f"},
+        "apiKeys": {"existingSecret": "true"},
+        "tls": {"enabled": True, "secretName": "123", "userSecretName": "off"},
+        "monitoring": {
+            "monitors": True,
+            "rules": True,
+            "labels": {"team": "1"},
+            "keySecret": {"name": "123", "key": "on"},
+        },
+        "serviceAccount": {"name": "123"},
+    },
 }
 
 

@@ -1,11 +1,15 @@
 {{- /* Names, labels, and what values mean together. */ -}}
 {{- define "diptych.fullname" -}}
-{{- if contains "diptych" .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}{{ else }}{{ printf "%s-diptych" .Release.Name | trunc 40 | trimSuffix "-" }}{{ end }}
+{{- /* A Service's name has no dots and begins with a letter; a release's may be 1.2. */ -}}
+{{- $name := .Release.Name | replace "." "-" -}}
+{{- if not (contains "diptych" $name) }}{{ $name = printf "%s-diptych" $name }}{{ end -}}
+{{- if regexMatch "^[0-9]" $name }}{{ $name = printf "r%s" $name }}{{ end -}}
+{{ $name | trunc 40 | trimSuffix "-" }}
 {{- end }}
 
 {{- define "diptych.selector" -}}
 app.kubernetes.io/name: diptych
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 {{- with .part }}
 app.kubernetes.io/component: {{ . }}
 {{- end }}
@@ -16,14 +20,14 @@ app.kubernetes.io/component: {{ . }}
 {{ include "diptych.selector" . }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: diptych
-app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service | quote }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | quote }}
 {{- end }}
 
 {{- /* metadata of an object of this release: name with a part, labels with a component. */ -}}
 {{- define "diptych.metadata" -}}
-name: {{ include "diptych.fullname" .root }}-{{ .name | default .part }}
-namespace: {{ .root.Release.Namespace }}
+name: {{ printf "%s-%s" (include "diptych.fullname" .root) (.name | default .part) | quote }}
+namespace: {{ .root.Release.Namespace | quote }}
 labels: {{- include "diptych.labels" . | nindent 2 }}
 {{- end }}
 
@@ -60,6 +64,39 @@ labels: {{- include "diptych.labels" . | nindent 2 }}
 {{ .Values.model.path | default "/model/current" }}
 {{- end }}
 
+{{- /* Bytes, or thousandths of cores, of a quantity as Kubernetes or our flags write it. */ -}}
+{{- define "diptych.number" -}}
+{{- $units := dict "" 1.0 "m" 0.001 "B" 1.0 "k" 1e3 "KB" 1e3 "M" 1e6 "MB" 1e6 "G" 1e9 "GB" 1e9 "T" 1e12 "Ki" 1024.0 "KiB" 1024.0 "Mi" 1048576.0 "MiB" 1048576.0 "Gi" 1073741824.0 "GiB" 1073741824.0 "Ti" 1099511627776.0 "TiB" 1099511627776.0 -}}
+{{- $said := toString . -}}
+{{- mulf (regexFind "^[0-9.]+" $said | float64) (index $units (regexFind "[A-Za-z]*$" $said)) 1000 -}}
+{{- end }}
+
+{{- define "diptych.checkPorts" -}}
+{{- $taken := dict -}}
+{{- range .names -}}
+{{- $port := int (index $.ports .) | toString -}}
+{{- if hasKey $taken $port }}{{ fail (printf "ports.%s and ports.%s: both are %s, and %s listen at both" (get $taken $port) . $port $.of) }}{{ end -}}
+{{- $_ := set $taken $port . -}}
+{{- end -}}
+{{- end }}
+
+{{- define "diptych.checkResources" -}}
+{{- range $what, $asked := .resources.requests -}}
+{{- $limit := index $.resources.limits $what -}}
+{{- if and $limit (gt (include "diptych.number" $asked | float64) (include "diptych.number" $limit | float64)) }}{{ fail (printf "%s.resources: requests.%s %v is more than limits.%s %v" $.of $what $asked $what $limit) }}{{ end -}}
+{{- end -}}
+{{- end }}
+
+{{- /* A device has memory of its own for KV; without one KV and weights are in the container's. */ -}}
+{{- define "diptych.checkPool" -}}
+{{- $pool := .pool -}}
+{{- include "diptych.checkResources" (dict "of" .of "resources" $pool.resources) -}}
+{{- $limit := $pool.resources.limits.memory -}}
+{{- if and (eq (int $pool.gpu.count) 0) (ge (include "diptych.number" $pool.kvMemory | float64) (include "diptych.number" $limit | float64)) }}{{ fail (printf "%s.kvMemory: %s does not fit into %s.resources.limits.memory %v, in which the model's weights must be as well: docs/operations.md has the sum" .of $pool.kvMemory .of $limit) }}{{ end -}}
+{{- $none := list "0" "0%" -}}
+{{- if and (has (toString $pool.rollout.maxSurge) $none) (has (toString $pool.rollout.maxUnavailable) $none) }}{{ fail (printf "%s.rollout: with maxSurge and maxUnavailable both 0 no pod could ever be replaced; with maxSurge 0 say maxUnavailable: 1, too" .of) }}{{ end -}}
+{{- end }}
+
 {{- /* What the schema cannot say: values that contradict each other. Rendered first, by every workload. */ -}}
 {{- define "diptych.check" -}}
 {{- $v := .Values -}}
@@ -75,7 +112,14 @@ labels: {{- include "diptych.labels" . | nindent 2 }}
 {{- if and (or $v.networkPolicy.users $v.networkPolicy.egress.enabled) (not $v.networkPolicy.enabled) }}{{ fail "networkPolicy.users and networkPolicy.egress: need networkPolicy.enabled" }}{{ end -}}
 {{- if and (eq $v.autoscaling.kind "keda") (not $v.autoscaling.prometheusAddress) }}{{ fail "autoscaling.kind keda: needs autoscaling.prometheusAddress" }}{{ end -}}
 {{- if and $v.model.volume.create $v.model.volume.existingClaim }}{{ fail "model.volume.create and model.volume.existingClaim: one or the other" }}{{ end -}}
+{{- $p := $v.ports -}}
+{{- include "diptych.checkPorts" (dict "of" "routers" "names" (list "http" "grpc" "registry") "ports" $p) -}}
+{{- include "diptych.checkPorts" (dict "of" "workers" "names" (list "worker" "kv" "metrics") "ports" $p) -}}
+{{- include "diptych.checkResources" (dict "of" "model" "resources" $v.model.resources) -}}
+{{- include "diptych.checkResources" (dict "of" "router" "resources" $v.router.resources) -}}
+{{- include "diptych.checkResources" (dict "of" "redis" "resources" $v.redis.resources) -}}
 {{- range list "prefill" "decode" -}}
+{{- include "diptych.checkPool" (dict "of" . "pool" (index $v .)) -}}
 {{- $scale := index $v.autoscaling . -}}
 {{- if gt (int $scale.minReplicas) (int $scale.maxReplicas) }}{{ fail (printf "autoscaling.%s: minReplicas %v is more than maxReplicas %v" . $scale.minReplicas $scale.maxReplicas) }}{{ end -}}
 {{- end -}}

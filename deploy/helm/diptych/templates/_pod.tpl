@@ -18,14 +18,14 @@ capabilities: {drop: [ALL]}
 {{- /* The beginning of a pod's spec: whose it is, where it may run, how it is spread. */ -}}
 {{- define "diptych.podHead" -}}
 {{- $root := .root }}{{ $given := .given }}
-serviceAccountName: {{ include "diptych.serviceAccount" $root }}
+serviceAccountName: {{ include "diptych.serviceAccount" $root | quote }}
 automountServiceAccountToken: false
 enableServiceLinks: false
 securityContext: {{- include "diptych.podSecurity" $root | nindent 2 }}
 {{- with $root.Values.image.pullSecrets }}
 imagePullSecrets:
 {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
 {{- end }}
 {{- end }}
 topologySpreadConstraints:
@@ -46,7 +46,7 @@ tolerations: {{- toYaml . | nindent 2 }}
 affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with $given.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 terminationGracePeriodSeconds: {{ add $given.preStopSeconds $given.drainSeconds 15 }}
 {{- end }}
@@ -56,7 +56,7 @@ terminationGracePeriodSeconds: {{ add $given.preStopSeconds $given.drainSeconds 
 {{- if not $v.model.path }}
 initContainers:
   - name: model
-    image: {{ include "diptych.image" . }}
+    image: {{ include "diptych.image" . | quote }}
     imagePullPolicy: {{ $v.image.pullPolicy }}
     command: [diptych, model, fetch]
     args: [{{ $v.model.name | quote }}, --cache-dir=/models, --link=/model/current]
@@ -65,7 +65,7 @@ initContainers:
 {{- with $v.model.tokenSecret }}
 {{- if .name }}
       - name: HF_TOKEN
-        valueFrom: {secretKeyRef: {name: {{ .name }}, key: {{ .key }}}}
+        valueFrom: {secretKeyRef: {name: {{ .name | quote }}, key: {{ .key | quote }}}}
 {{- end }}
 {{- end }}
 {{- with $v.model.env }}
@@ -90,16 +90,16 @@ initContainers:
 - --tls-key=/etc/diptych/tls/tls.key
 - --tls-ca=/etc/diptych/tls/ca.crt
 - --tls-client-ca=/etc/diptych/tls/ca.crt
-- "--tls-server-name={{ .Values.tls.serverName }}"
+- {{ printf "--tls-server-name=%s" .Values.tls.serverName | quote }}
 {{- end }}
 {{- end }}
 
 {{- define "diptych.redisArgs" -}}
 {{- if .Values.redis.enabled }}
-- '--registry=redis://{{ include "diptych.fullname" . }}-redis:6379/0'
+- {{ printf "--registry=redis://%s-redis:6379/0" (include "diptych.fullname" .) | quote }}
 - --registry-password-file=/etc/diptych/redis/password
 {{- else if .Values.redis.external.url }}
-- "--registry={{ .Values.redis.external.url }}{{ if .Values.redis.external.caSecret }}?ssl_ca_certs=/etc/diptych/redis-ca/ca.crt{{ end }}"
+- {{ printf "--registry=%s%s" .Values.redis.external.url (ternary "?ssl_ca_certs=/etc/diptych/redis-ca/ca.crt" "" (ne .Values.redis.external.caSecret "")) | quote }}
 {{- if .Values.redis.external.passwordSecret }}
 - --registry-password-file=/etc/diptych/redis/password
 {{- end }}
@@ -137,7 +137,7 @@ initContainers:
 {{- define "diptych.volumes" -}}
 {{- if include "diptych.claim" . }}
 - name: models
-  persistentVolumeClaim: {claimName: {{ include "diptych.claim" . }}}
+  persistentVolumeClaim: {claimName: {{ include "diptych.claim" . | trim | quote }}}
 {{- else if not .Values.model.path }}
 - {name: models, emptyDir: {}}
 {{- end }}
@@ -147,18 +147,18 @@ initContainers:
 - {name: tmp, emptyDir: {}}
 {{- if .Values.clusterSecret.enabled }}
 - name: cluster
-  secret: {secretName: {{ include "diptych.clusterSecretName" . }}, defaultMode: 0440}
+  secret: {secretName: {{ include "diptych.clusterSecretName" . | quote }}, defaultMode: 0440}
 {{- end }}
 {{- if .Values.tls.enabled }}
 - name: tls
-  secret: {secretName: {{ include "diptych.tlsSecretName" . }}, defaultMode: 0440}
+  secret: {secretName: {{ include "diptych.tlsSecretName" . | quote }}, defaultMode: 0440}
 {{- end }}
 {{- with include "diptych.redisSecretName" . }}
 - name: redis
-  secret: {secretName: {{ . }}, defaultMode: 0440}
+  secret: {secretName: {{ . | quote }}, defaultMode: 0440}
 {{- end }}
 {{- with .Values.redis.external.caSecret }}
 - name: redis-ca
-  secret: {secretName: {{ . }}, defaultMode: 0440}
+  secret: {secretName: {{ . | quote }}, defaultMode: 0440}
 {{- end }}
 {{- end }}

@@ -17,12 +17,12 @@ timeoutSeconds: 5
 
 {{- define "diptych.workerArgs" -}}
 {{- $v := .root.Values -}}
-- '--model={{ include "diptych.modelDir" .root }}'
+- {{ printf "--model=%s" (include "diptych.modelDir" .root) | quote }}
 {{- with $v.model.servedName }}
-- "--served-name={{ . }}"
+- {{ printf "--served-name=%s" . | quote }}
 {{- end }}
 - --worker-id=$(POD_NAME)
-- "--host={{ $v.listen }}"
+- {{ printf "--host=%s" $v.listen | quote }}
 - --advertise=$(POD_IP)
 - "--port={{ $v.ports.worker }}"
 - "--kv-port={{ $v.ports.kv }}"
@@ -34,7 +34,7 @@ timeoutSeconds: 5
 - "--log-level={{ $v.logLevel }}"
 {{- include "diptych.redisArgs" .root }}
 {{- if not (or $v.redis.enabled $v.redis.external.url) }}
-- '--router={{ include "diptych.fullname" .root }}-registry.{{ .root.Release.Namespace }}.svc:{{ $v.ports.registry }}'
+- {{ printf "--router=%s-registry.%s.svc:%d" (include "diptych.fullname" .root) .root.Release.Namespace (int $v.ports.registry) | quote }}
 {{- end }}
 {{- include "diptych.trustArgs" .root }}
 {{- range .given.extraArgs }}
@@ -69,12 +69,12 @@ spec:
     spec:
 {{- include "diptych.podHead" . | nindent 6 }}
 {{- with $given.gpu.runtimeClassName }}
-      runtimeClassName: {{ . }}
+      runtimeClassName: {{ . | quote }}
 {{- end }}
 {{- include "diptych.modelContainer" . | nindent 6 }}
       containers:
         - name: worker
-          image: {{ include "diptych.image" . }}
+          image: {{ include "diptych.image" . | quote }}
           imagePullPolicy: {{ $v.image.pullPolicy }}
           command: [diptych, {{ .part }}]
           args: {{- include "diptych.workerArgs" . | nindent 12 }}
