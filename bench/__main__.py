@@ -3,6 +3,7 @@
     all          everything below, and the machine's limits
     engine       the engine alone beside transformers
     overhead     what the engine adds to the model's forward
+    placement    what two workers on cores of their own cost each other
     transfer     a hand-off's bytes against memcpy
     ttft         time to first token, two pools against one
     streams      what serving adds to a token at 32 streams
@@ -43,6 +44,7 @@ from bench.load import LoadFailed, client_main
 from bench.machine import MachineFacts, cpu_seconds, foreign_percent, machine_facts
 from bench.overhead import run_overhead
 from bench.overload import OverloadBenchConfig, run_overload
+from bench.placement import PlacementBenchConfig, run_placement
 from bench.progress import Say, say_on_stderr
 from bench.proofs import ProofsBenchConfig, run_proofs
 from bench.registry import RegistryBenchConfig, run_registry
@@ -94,6 +96,13 @@ def measure_overhead(options: Options, say: Say) -> Report:
     """About a minute."""
     config = EngineBenchConfig(threads=options.threads, rounds=options.rounds or 3)
     return run_overhead(half_b_checkpoint(default_cache_dir()), config, say)
+
+
+def measure_placement(options: Options, say: Say) -> Report:
+    """A minute."""
+    config = PlacementBenchConfig()
+    config = replace(config, rounds=options.rounds or config.rounds)
+    return run_placement(half_b_checkpoint(default_cache_dir()), config, say)
 
 
 def measure_transfer(options: Options, say: Say) -> Report:
@@ -213,6 +222,7 @@ MEASUREMENTS: dict[str, Callable[[Options, Say], Report]] = {
     "limits": measure_machine,
     "engine": measure_engine,
     "overhead": measure_overhead,
+    "placement": measure_placement,
     "transfer": measure_transfer,
     "ttft": measure_ttft,
     "streams": measure_streams,
