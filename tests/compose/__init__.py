@@ -2,4 +2,5 @@
 
 __main__   the command          scene.py   what happens, step by step      journal.py  checks, times, the table
 stack.py   docker and compose   questions.py  what is asked, and the truth   panels.py   what Grafana would show
+mistakes.py   what operators type wrong
 """

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import time
 from pathlib import Path
 
 import click
 
-from tests.compose import files, scene
+from tests.compose import files, mistakes, scene
 from tests.compose.journal import Journal, NotSo
 from tests.compose.questions import PROMPTS, Asked, right, truth_of
 from tests.compose.scene import Scene
@@ -23,6 +24,7 @@ SETTINGS = {
     "DECODE_KV_MEMORY": "256MiB",
     "ROUTER_FLAGS": "--disaggregate always --max-running 12 --max-waiting 4 --slo ttft:250 --slo e2e:60000",
 }
+ENDED = 128 + signal.SIGTERM
 
 
 async def played(stack: Stack, journal: Journal, steps: tuple[str, ...]) -> None:
@@ -39,7 +41,7 @@ async def played(stack: Stack, journal: Journal, steps: tuple[str, ...]) -> None
             truth = await truth_of(stack)
             line.said = f"{sum(map(len, truth.values()))} tokens"
         acting = Scene(stack, journal, client, Watch(stack), truth, begun)
-        for step in scene.STEPS:
+        for step in (*scene.STEPS, mistakes.mistaken, scene.shrunk):
             if not steps or step.__name__ in steps:
                 if step not in scene.AT_FIRST and not await acting.watch.ready(2, 3):
                     await stack.scale(prefill=2, decode=3)
@@ -79,8 +81,9 @@ async def ended(stack: Stack, journal: Journal) -> None:
 
 
 async def whole(engine: Engine, journal: Journal, steps: tuple[str, ...], keep: bool) -> None:
-    """One run; whatever happens, nothing of it stays, but with `keep`."""
-    stack = Stack(engine, SETTINGS)
+    """One run; whatever happens, nothing of it stays, but with `keep`. SIGTERM ends it as Ctrl-C does."""
+    stack, this = Stack(engine, SETTINGS), asyncio.current_task()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
     try:
         await stack.down()
         await played(stack, journal, steps)
@@ -102,13 +105,15 @@ async def whole(engine: Engine, journal: Journal, steps: tuple[str, ...], keep: 
 @click.option("--keep", is_flag=True, help="Leave engine and containers as they are at the end.")
 def main(sandbox: Path | None, steps: tuple[str, ...], keep: bool) -> None:
     """Bring compose.yaml up on a real engine, break things, and take it down."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(ENDED))
     engine = find_engine(sandbox)
     if isinstance(engine, str):
-        print(f"skipped: {engine}")
-        return
+        sys.exit(f"nothing was tested: {engine}")
     journal = Journal()
     try:
         asyncio.run(whole(engine, journal, steps, keep))
+    except asyncio.CancelledError:
+        sys.exit(ENDED)
     finally:
         if not keep:
             engine.stop()

@@ -217,4 +217,4 @@ async def seen(scene: Scene) -> None:
 
 
 AT_FIRST = (answers, scaled)  # with one worker of each pool
-STEPS = (answers, scaled, killed, cut_off, paused, redis_restarted, too_many, seen, shrunk)
+STEPS = (answers, scaled, killed, cut_off, paused, redis_restarted, too_many, seen)

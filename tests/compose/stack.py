@@ -48,8 +48,12 @@ def find_engine(recipe: Path | None) -> Engine | str:
             return f"{recipe} is not there"
         if os.geteuid() != 0:
             return f"{recipe} needs root"
-        for verb in ("start", "images"):
-            subprocess.run([str(recipe), verb], check=True)
+        try:
+            for verb in ("start", "images"):
+                subprocess.run([str(recipe), verb], check=True)
+        except BaseException:
+            subprocess.run([str(recipe), "stop"], check=False)
+            raise
         said = subprocess.run([str(recipe), "env"], check=True, capture_output=True, text=True).stdout
         given = dict(re.findall(r"(\w+)=(\S+)", said))
         given["PATH"] = given["PATH"].replace("$PATH", ours["PATH"])

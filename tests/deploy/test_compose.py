@@ -1,7 +1,11 @@
 """compose.yaml and the Dockerfile as files: what `make test-compose` shows on a real engine, kept here for what a file can say."""
 
+import os
 import re
 import shlex
+import signal
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -153,7 +157,8 @@ def test_the_gpu_file_gives_each_pool_a_device_and_torchs_cuda_build():
     assert [device["device_ids"] for device in devices] == [["0"], ["1"]]
     assert all(device["driver"] == "nvidia" and device["capabilities"] == ["gpu"] for device in devices)
     assert {gpu[name]["image"] for name in OURS} == {"diptych:0.1.0-cuda"}
-    assert gpu["model"]["build"]["args"] == {"TORCH_INDEX": ""}
+    assert gpu["model"]["build"]["args"] == {"TORCH": "cuda", "TORCH_INDEX": ""}
+    assert SERVICES["model"]["build"]["args"]["TORCH"] == "cpu"
 
 
 def test_the_image_is_of_this_version_and_of_these_packages():
@@ -173,3 +178,36 @@ def test_dependencies_come_before_the_code_and_no_tools_are_in_the_last_stage():
     assert not re.search(r"apt|gcc|build-essential|setuptools", last)
     assert re.search(r"^USER 10001:10001$", last, re.M)
     assert "setuptools==" in (ROOT / "constraints.txt").read_text()
+
+
+def started(tmp_path: Path, process: str) -> subprocess.Popen[str]:
+    """A service's entry point as Docker runs it, with this Python text in place of `diptych`."""
+    (shell, flag, script, _) = SERVICES["decode"]["entrypoint"]
+    (tmp_path / "process.py").write_text(process)
+    words = [shell, flag, script, sys.executable, str(tmp_path / "process.py"), "decode", "--threads", "1"]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+
+
+@pytest.mark.parametrize("code", [0, 1, 3, 70])
+def test_a_process_that_ends_is_ended_and_started_again(tmp_path, code):
+    process = started(tmp_path, f"import sys; print(sys.argv[1:], flush=True); sys.exit({code})")
+    said, _ = process.communicate()
+    assert process.returncode == code and said == "['decode', '--threads', '1']\n"
+
+
+def test_flags_that_are_refused_are_refused_once(tmp_path):
+    process = started(tmp_path, "import sys; sys.exit(2)")
+    assert "not started again with these flags" in process.stdout.readline()
+    assert process.poll() is None  # Docker has nothing to start again
+    os.killpg(process.pid, signal.SIGTERM)
+    process.communicate()
+
+
+def test_a_drain_is_waited_for(tmp_path):
+    held = "import signal, sys\nsignal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\nprint('up', flush=True)\n"
+    waits = "signal.sigwait({signal.SIGTERM})\nprint('drained', flush=True)\nsys.exit(5)\n"
+    process = started(tmp_path, held + waits)
+    assert process.stdout.readline() == "up\n"
+    process.terminate()  # the shell alone, as Docker's init does
+    said, _ = process.communicate()
+    assert said == "drained\n" and process.returncode == 5
