@@ -13,55 +13,23 @@ error. Does not know models.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
-from types import MappingProxyType
 
 import torch
 
 from kernels import reference, torch_attention, torch_linear
+from kernels.cpu.build import BuildError
 from kernels.cpu.config import TORCH as NO_LIBRARY
 from kernels.cpu.config import asked_for
-from kernels.interface import (
-    SUPPORTED_DTYPES,
-    MakeEmbedding,
-    MakeKVCache,
-    MakeLinear,
-    MakeTied,
-    Ops,
-    RMSNorm,
-    Rotary,
-    SiluMul,
-)
-from kernels.one_by_one import OneByOne
-from kernels.stack import Forward, Stack
+from kernels.cpu.kernels import native
+from kernels.cpu.library import load, supported_isas
+from kernels.implementation import OPS, Kernels, labels
+from kernels.interface import SUPPORTED_DTYPES
+
+__all__ = ["OPS", "REFERENCE", "TORCH", "Kernels", "candidates", "choose"]
 
 _log = logging.getLogger(__name__)
-OPS = ("linear", "embedding", "rms_norm", "rotary", "silu_mul", "kv_cache", "forward")
-
-
-@dataclass(frozen=True, slots=True)
-class Kernels:
-    """One implementation of every op. `labels` says of each op of OPS which, in a word or two; `notes` what is missing."""
-
-    name: str
-    linear: MakeLinear
-    embedding: MakeEmbedding
-    tied: MakeTied
-    rms_norm: RMSNorm
-    rotary: Rotary
-    silu_mul: SiluMul
-    kv_cache: MakeKVCache
-    forward: Callable[[Stack, Ops], Forward] = OneByOne
-    labels: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-
-def _labels(everything: str, **other: str) -> Mapping[str, str]:
-    return MappingProxyType(dict.fromkeys(OPS, everything) | other)
-
-
 REFERENCE = Kernels(
     name="reference",
     linear=reference.ReferenceLinear,
@@ -71,7 +39,7 @@ REFERENCE = Kernels(
     rotary=reference.rotary,
     silu_mul=reference.silu_mul,
     kv_cache=reference.ReferenceKVCache,
-    labels=_labels("reference", forward="one by one"),
+    labels=labels("reference", forward="one by one"),
 )
 TORCH = Kernels(
     name="torch",
@@ -82,7 +50,7 @@ TORCH = Kernels(
     rotary=torch_linear.rotary,
     silu_mul=torch_linear.silu_mul,
     kv_cache=torch_attention.TorchKVCache,
-    labels=_labels("torch", linear="oneDNN, packed", embedding="torch, beside a tied head", forward="one by one"),
+    labels=labels("torch", linear="oneDNN, packed", embedding="torch, beside a tied head", forward="one by one"),
 )
 
 
@@ -109,7 +77,16 @@ def candidates(device: str, dtype: torch.dtype) -> Kernels:
     asked = asked_for()
     if asked == NO_LIBRARY:
         return _torch(dtype)
-    return _torch(dtype)
+    # The scalar one only proves the others: torch is faster.
+    isas = [asked] if asked else [isa for isa in supported_isas() if isa != "scalar"]
+    if not isas:
+        return _torch(dtype, "this CPU runs none of our instruction sets, torch computes (slower)")
+    try:
+        return native(load(isas[0]))
+    except BuildError as error:
+        if asked:
+            raise
+        return _torch(dtype, f"the native library cannot be used, torch computes (slower): {error.message}")
 
 
 def _torch(dtype: torch.dtype, *notes: str) -> Kernels:

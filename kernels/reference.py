@@ -30,11 +30,11 @@ class ReferenceEmbedding:
     """Rows of a table in plain order."""
 
     def __init__(self, table: Tensor) -> None:
-        self._table = table
+        self.table = table
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """See `kernels.interface.Embedding`."""
-        return torch.embedding(self._table, token_ids)
+        return torch.embedding(self.table, token_ids)
 
 
 def tied(table: Tensor) -> tuple[ReferenceEmbedding, ReferenceLinear]:

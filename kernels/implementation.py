@@ -1,0 +1,39 @@
+"""One implementation of every op, as one value: what a device and a dtype are computed with. Does not know how it is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from kernels.interface import MakeEmbedding, MakeKVCache, MakeLinear, MakeTied, Ops, RMSNorm, Rotary, SiluMul
+from kernels.one_by_one import OneByOne
+from kernels.stack import Forward, Stack
+
+OPS = ("linear", "embedding", "rms_norm", "rotary", "silu_mul", "kv_cache", "forward")
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """One implementation of every op. `labels` says of each op of OPS which, in a word or two; `notes` what is missing.
+
+    `exact`: the same row has the same bits whatever shares its call.
+    """
+
+    name: str
+    linear: MakeLinear
+    embedding: MakeEmbedding
+    tied: MakeTied
+    rms_norm: RMSNorm
+    rotary: Rotary
+    silu_mul: SiluMul
+    kv_cache: MakeKVCache
+    labels: Mapping[str, str]
+    forward: Callable[[Stack, Ops], Forward] = OneByOne
+    notes: tuple[str, ...] = ()
+    exact: bool = False
+
+
+def labels(everything: str, **other: str) -> Mapping[str, str]:
+    """`everything` for each op of OPS, but `other`."""
+    return MappingProxyType(dict.fromkeys(OPS, everything) | other)
