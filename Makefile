@@ -52,9 +52,10 @@ bench: env       ## measure, and write bench/results/
 model: env       ## fetch the real model into the cache
 	$(BIN)/diptych model fetch $(MODEL)
 
-docs: env        ## write docs/metrics.md and docs/flags.md from the code
+docs: env        ## write docs/metrics.md, docs/flags.md and the table of kernels/README.md from the code
 	$(BIN)/python tools/gen_metrics.py
 	$(BIN)/python tools/gen_flags.py
+	$(BIN)/python tools/gen_kernels.py
 
 proto: .venv-proto/ready  ## generate contracts/pb from proto/
 	$(PROTO)/python tools/gen_proto.py
