@@ -22,11 +22,11 @@ from bench.serving.writer import Writer
 from cli.commands import flags
 from cli.commands.benchflags import NUM_PROMPTS, SHAPE_OPTIONS
 from cli.modelsource import fetch
-from cli.offline import build_engine
 from cli.options import SectionedCommand, apply, option
 from cli.progress import working
 from engine.build import ModelRuntimeConfig
 from engine.engine import Engine
+from offline.run import build_engine
 
 _MANY = click.IntRange(1, 10_000)
 

@@ -15,7 +15,6 @@ import click
 
 from cli.commands import flags
 from cli.modelsource import fetch
-from cli.offline import OfflineAnswer, OfflineRun, OfflineTotals, build_engine
 from cli.options import SOME_TEXT, TEXT, SectionedCommand, apply, option
 from cli.progress import working
 from cli.prompts import Prompt, from_file, from_text
@@ -25,6 +24,7 @@ from contracts.sampling import SamplingParams
 from engine.build import ModelRuntimeConfig
 from engine.models.store import model_name
 from observability.log import configure_logging
+from offline.run import OfflineAnswer, OfflineRun, OfflineTotals, TextWish, build_engine
 from router.text.chat_template import Conversation
 from router.text.model_card import ModelCard, load_model_card
 
@@ -255,8 +255,8 @@ def answer_all(
     shown: AbstractContextManager[Callable[[str], None]] = nullcontext(_silent) if quiet else working("Answering")
     with shown as say:
         output = Output(requests, as_json=given["as_json"], say=say)
-        run = OfflineRun(engine, card.tokenizer, given["stop"], output.text, output.answer)
-        return run.run(requests)
+        wish = TextWish(card.tokenizer, given["stop"])
+        return OfflineRun(engine, output.text, output.answer).run(requests, [wish] * len(requests))
 
 
 def _silent(_text: str) -> None:

@@ -36,8 +36,8 @@ class Tokenizer:
     async def encode_text(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """The prompt as it is, with BOS where the model's tokenizer adds one."""
         if self.encodes_at_once(text):
-            return self._encode(text, add_special_tokens)
-        return await self._background.run(partial(self._encode, text, add_special_tokens))
+            return self.encode(text, add_special_tokens)
+        return await self._background.run(partial(self.encode, text, add_special_tokens))
 
     async def decode_whole(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """`decode`, out of everybody's way where there are many."""
@@ -76,7 +76,8 @@ class Tokenizer:
             return self._bytes.token_bytes(token_id)
         return self._hf.decode([token_id], skip_special_tokens=False).encode()
 
-    def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+    def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        """As `encode_text`, in this thread."""
         encoding = self._hf.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         ids = tuple(encoding.ids)
         doubled = len(ids) > 1 and ids[0] == ids[1] == self._bos_id

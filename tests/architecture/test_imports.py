@@ -21,6 +21,7 @@ TORCH_FREE = (
     "kv_transfer",
     "cli",
     "bench",
+    "offline",
     "engine/scheduling",
     "engine/kv",
 )

@@ -16,6 +16,7 @@ PACKAGES = (
     "kernels",
     "kv_transfer",
     "observability",
+    "offline",
     "prefill_service",
     "registry",
     "router",

@@ -49,7 +49,7 @@ class Running:
         return f"127.0.0.1:{self.ports.grpc}"
 
     def ids(self, text: str) -> list[int]:
-        return list(self.card.tokenizer._encode(text, True))
+        return list(self.card.tokenizer.encode(text, True))
 
     def text(self, ids) -> str:
         stream = self.card.tokenizer.text_stream(True)
