@@ -1,10 +1,10 @@
 """Which implementation runs each op: decided once per (device, dtype), op by op, and said once in the log.
 
-    op                           reference          torch (CPU)                       native (CPU)
-    linear, embedding            plain weight       oneDNN-packed weight              our packed weight, the embedding in it
-    rms_norm, rotary, silu_mul   readable torch     torch, fewest calls               C++
-    kv_cache                     row by row         gathered blocks, dense attention  C++, straight from the blocks
-    forward                      one op after the other                               all layers in one call
+    op                           reference          torch (CPU)                       native (CPU)                   cuda
+    linear, embedding            plain weight       oneDNN-packed weight              our packed weight, embedding   cuBLAS
+    rms_norm, rotary, silu_mul   readable torch     torch, fewest calls               C++                            Triton
+    kv_cache                     row by row         gathered blocks, dense attention  C++, straight from the blocks  Triton
+    forward                      one op after the other                               all layers in one call         fused rotation
 
 Nothing is chosen silently: what is missing for the best is a warning, and what was asked for by name and is missing is an
 error. Does not know models.
@@ -12,12 +12,14 @@ error. Does not know models.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from dataclasses import replace
 from functools import cache
 
 import torch
 
+from contracts.errors import ConfigError
 from kernels import reference, torch_attention, torch_linear
 from kernels.cpu.build import BuildError
 from kernels.cpu.config import TORCH as NO_LIBRARY
@@ -30,6 +32,7 @@ from kernels.interface import SUPPORTED_DTYPES
 __all__ = ["OPS", "REFERENCE", "TORCH", "Kernels", "candidates", "choose"]
 
 _log = logging.getLogger(__name__)
+DEVICES = ("cpu", "cuda")
 REFERENCE = Kernels(
     name="reference",
     linear=reference.ReferenceLinear,
@@ -70,10 +73,12 @@ def choose(device: str, dtype: torch.dtype) -> Kernels:
 
 def candidates(device: str, dtype: torch.dtype) -> Kernels:
     """As `choose`, but says nothing in the log and remembers nothing."""
-    if device != "cpu":
-        raise ValueError(f"no kernels for device {device!r}; known: cpu")
+    if device not in DEVICES:
+        raise ValueError(f"no kernels for device {device!r}; known: {', '.join(DEVICES)}")
     if dtype not in SUPPORTED_DTYPES:
         raise ValueError(f"no kernels for {dtype}; known: {', '.join(str(d) for d in SUPPORTED_DTYPES)}")
+    if device == "cuda":
+        return _cuda()
     asked = asked_for()
     if asked == NO_LIBRARY:
         return _torch(dtype)
@@ -87,6 +92,15 @@ def candidates(device: str, dtype: torch.dtype) -> Kernels:
         if asked:
             raise
         return _torch(dtype, f"the native library cannot be used, torch computes (slower): {error.message}")
+
+
+def _cuda() -> Kernels:
+    # Not at the top of the file: triton is an extra, and importing it takes a second.
+    if importlib.util.find_spec("triton") is None:
+        raise ConfigError("device: the kernels for cuda need triton (the extra gpu), which is not installed")
+    from kernels.triton.kernels import triton_kernels
+
+    return triton_kernels("cuda")
 
 
 def _torch(dtype: torch.dtype, *notes: str) -> Kernels:

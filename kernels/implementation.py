@@ -17,7 +17,7 @@ OPS = ("linear", "embedding", "rms_norm", "rotary", "silu_mul", "kv_cache", "for
 class Kernels:
     """One implementation of every op. `labels` says of each op of OPS which, in a word or two; `notes` what is missing.
 
-    `exact`: the same row has the same bits whatever shares its call.
+    `exact`: the same row has the same bits whatever shares its call. `device`: where weights, activations and KV lie.
     """
 
     name: str
@@ -32,6 +32,7 @@ class Kernels:
     forward: Callable[[Stack, Ops], Forward] = OneByOne
     notes: tuple[str, ...] = ()
     exact: bool = False
+    device: str = "cpu"
 
 
 def labels(everything: str, **other: str) -> Mapping[str, str]:

@@ -1,0 +1,30 @@
+"""Every op on a GPU, as `kernels.dispatch` hands them out: Triton, and cuBLAS for the projections. Does not know models."""
+
+from __future__ import annotations
+
+from kernels.implementation import Kernels, labels
+from kernels.triton import linear, small
+from kernels.triton.cache import TritonKVCache
+from kernels.triton.forward import TritonForward
+
+
+def triton_kernels(device: str) -> Kernels:
+    """On `device`: "cuda", or "cpu" for Triton's interpreter."""
+    return Kernels(
+        name="triton",
+        device=device,
+        linear=linear.TorchLinear,
+        embedding=linear.TorchEmbedding,
+        tied=linear.tied,
+        rms_norm=small.rms_norm,
+        rotary=small.rotary,
+        silu_mul=small.silu_mul,
+        kv_cache=TritonKVCache,
+        forward=TritonForward,
+        labels=labels(
+            "Triton",
+            linear="cuBLAS",
+            embedding="torch, in a tied head's weight",
+            forward="Triton, rotation with KV write",
+        ),
+    )
