@@ -21,16 +21,21 @@ from engine.pace import Pace
 from engine.placement.topology import read_topology
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from engine.execution.torch_runner import TorchRunner
     from engine.models.decoder import Decoder
 
 _log = logging.getLogger(__name__)
+DEVICES = ("auto", "cpu", "cuda")
 _PROFILED_TOKENS = 256  # a step of seconds on small machines, not of half a minute
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRuntimeConfig:
     """What to load and how to run it. `max_model_len` None: the model's own context; `threads` None: one a core.
+
+    `device` is one of DEVICES; "auto" takes a GPU where there is one. `gpu_memory_utilisation` is `memory_utilisation` there.
 
     `memory_utilisation` is the share of the memory that is free after loading which weights' scratch and KV may take.
     `max_num_batched_tokens` and `max_num_seqs` are the largest step that the scheduler will ask for.
@@ -45,16 +50,18 @@ class ModelRuntimeConfig:
     max_model_len: int | None = None
     threads: int | None = None
     memory_utilisation: float = 0.5
+    gpu_memory_utilisation: float = 0.9
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 64
 
     def __post_init__(self) -> None:
-        if self.device != "cpu":
-            raise ConfigError(f"device: got {self.device!r}, known: cpu")
+        if self.device not in DEVICES:
+            raise ConfigError(f"device: got {self.device!r}, known: {', '.join(DEVICES)}")
         if self.tp_size != 1:
             raise ConfigError(f"tp_size: got {self.tp_size}, only 1 is supported")
-        if not 0 < self.memory_utilisation <= 1:
-            raise ConfigError(f"memory_utilisation: got {self.memory_utilisation}, must be above 0 and at most 1")
+        for name in ("memory_utilisation", "gpu_memory_utilisation"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ConfigError(f"{name}: got {getattr(self, name)}, must be above 0 and at most 1")
         for name in ("block_size", "max_num_batched_tokens", "max_num_seqs"):
             value = getattr(self, name)
             if value < 1:
@@ -70,21 +77,25 @@ def load(config: ModelRuntimeConfig) -> LoadedModel:
     prefer_huge_pages()
     import torch
 
+    from engine.execution.device import resolve_device
     from engine.models.loader import load_model
+
+    device = resolve_device(config.device)
 
     torch.set_num_threads(config.threads or read_topology().num_threads)
     begun = time.monotonic()
-    model = load_model(config.model_dir, config.dtype)
+    model = load_model(config.model_dir, config.dtype, device=device)
     context = model.config.context_len
     if config.max_model_len is not None and config.max_model_len > context:
         raise ConfigError(f"max_model_len: got {config.max_model_len}, the model's context is {context}")
     _log.info(
-        "loaded %s (%s, %s, %d layers) in %.1f s on %d threads",
+        "loaded %s (%s, %s, %d layers) in %.1f s for %s on %d threads",
         config.model_dir,
         model.config.family,
         str(model.dtype).removeprefix("torch."),
         model.config.num_layers,
         time.monotonic() - begun,
+        device,
         torch.get_num_threads(),
     )
     return LoadedModel(config, model)
@@ -108,6 +119,11 @@ class LoadedModel:
             tp_size=config.tp_size,
             hash_seed=config.hash_seed,
         )
+
+    @property
+    def device(self) -> str:
+        """Where it computes: "cpu" or "cuda"."""
+        return self._model.kernels.device
 
     @property
     def layout(self) -> KVLayout:
@@ -135,20 +151,21 @@ class LoadedModel:
         Measured: (memory free now × utilisation − the largest step's scratch) after a profiling forward. Raises
         ConfigError when not even two blocks fit, and when more is asked for than is free.
         """
-        from engine.execution.memory import available_bytes
+        from engine.execution.device import free_bytes
 
-        block_bytes = self._layout.block_bytes
+        device, block_bytes = self.device, self._layout.block_bytes
         if kv_memory_bytes is not None:
-            if kv_memory_bytes > (free := available_bytes()):
+            if kv_memory_bytes > (free := free_bytes(device)):
                 raise ConfigError(f"kv memory: {kv_memory_bytes} bytes asked for, {free} are free")
             num_blocks = kv_memory_bytes // block_bytes
             source = f"{kv_memory_bytes} bytes asked for"
         else:
             scratch = self._profile_bytes()
-            free = available_bytes()
+            free = free_bytes(device)
+            share = self._config.memory_utilisation if device == "cpu" else self._config.gpu_memory_utilisation
             useful = self._config.max_num_seqs * self._layout.num_blocks_for(self._max_model_len)
-            num_blocks = min(int(free * self._config.memory_utilisation - scratch) // block_bytes, useful)
-            source = f"{free >> 20} MiB free × {self._config.memory_utilisation:g} − {scratch >> 20} MiB for a step"
+            num_blocks = min(int(free * share - scratch) // block_bytes, useful)
+            source = f"{free >> 20} MiB free × {share:g} − {scratch >> 20} MiB for a step"
         if num_blocks < 2:
             raise ConfigError(f"kv memory: {source}: fewer than 2 blocks of {block_bytes} bytes")
         _log.info(
@@ -160,8 +177,17 @@ class LoadedModel:
         )
         return num_blocks
 
-    def runner(self, buffer: memoryview, num_blocks: int) -> TorchRunner:
-        """A warm runner on `buffer`, exactly `num_blocks` blocks of `layout`. Warm-up writes into the buffer's blocks."""
+    def device_memory(self, num_blocks: int) -> Tensor:
+        """KV memory on the model's device for `num_blocks` blocks: uint8, for `runner`."""
+        from engine.execution.device import device_bytes
+
+        return device_bytes(self.device, num_blocks * self._layout.block_bytes)
+
+    def runner(self, buffer: memoryview | Tensor, num_blocks: int) -> TorchRunner:
+        """A warm runner on `buffer`, exactly `num_blocks` blocks of `layout`, where the model is.
+
+        Warm-up writes into the buffer's blocks.
+        """
         from engine.execution.torch_runner import TorchRunner
         from engine.execution.warm_up import warm_up
 
@@ -169,7 +195,11 @@ class LoadedModel:
         if capacity < self._max_model_len:
             _log.warning("context cut from %d to %d tokens: the KV pool holds no more", self._max_model_len, capacity)
         runner = TorchRunner(self._model, self._layout, buffer, num_blocks, min(self._max_model_len, capacity))
+        if self.device != "cpu":
+            # On a CPU angles are computed as positions come, for contexts that nobody may ever fill.
+            self._model.reserve(self._max_model_len)
         warm_up(runner, self._config.max_num_seqs, self.pace)
+        runner.record(self._config.max_num_seqs)
         return runner
 
     def _profile_bytes(self) -> int:
@@ -177,15 +207,15 @@ class LoadedModel:
 
         A step's scratch is at most proportional to its tokens, so scaling a short step up errs on the safe side.
         """
-        from engine.execution.memory import peak_bytes
+        from engine.execution.device import needed_bytes
         from engine.execution.torch_runner import TorchRunner
         from engine.execution.warm_up import prompt_batch
 
         largest = min(self._config.max_num_batched_tokens, self._max_model_len - 1)
         num_tokens = min(largest, _PROFILED_TOKENS)
         num_blocks = self._layout.num_blocks_for(num_tokens)
-        buffer = memoryview(bytearray(num_blocks * self._layout.block_bytes))
+        buffer = self.device_memory(num_blocks)
         runner = TorchRunner(self._model, self._layout, buffer, num_blocks, self._max_model_len)
-        _, peak = peak_bytes(lambda: runner.execute(prompt_batch(num_tokens, self._layout.block_size)))
+        _, peak = needed_bytes(self.device, lambda: runner.execute(prompt_batch(num_tokens, self._layout.block_size)))
         logits = min(self._config.max_num_seqs, largest) * self.vocab_size * 4
         return peak * -(-largest // num_tokens) + logits

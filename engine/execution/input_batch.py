@@ -9,7 +9,7 @@ Does not know the model, sampling rules or KV memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -39,6 +39,11 @@ class InputBatch:
     num_rows: int  # wanted
     samples: list[int]
     prompts: list[PromptRows]
+
+    def on(self, device: torch.device) -> InputBatch:
+        """The same with its tensors on `device`."""
+        rows = None if self.rows is None else self.rows.to(device)
+        return replace(self, token_ids=self.token_ids.to(device), positions=self.positions.to(device), rows=rows)
 
 
 def build_input_batch(batch: ScheduledBatch) -> InputBatch:

@@ -14,8 +14,8 @@ from contracts.kv_layout import KVLayout
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def kv_tensor(buffer: memoryview, layout: KVLayout, num_blocks: int) -> Tensor:
-    """[num_blocks, num_layers, 2 (K, V), block_size, kv_heads, head_size] over `buffer`, no copy.
+def kv_tensor(buffer: memoryview | Tensor, layout: KVLayout, num_blocks: int) -> Tensor:
+    """[num_blocks, num_layers, 2 (K, V), block_size, kv_heads, head_size] over `buffer`, no copy; uint8 [bytes] on a device.
 
     The tensor keeps the buffer alive. ConfigError when the buffer is not exactly `num_blocks` blocks long.
     """
@@ -26,4 +26,6 @@ def kv_tensor(buffer: memoryview, layout: KVLayout, num_blocks: int) -> Tensor:
             f"kv memory: {buffer.nbytes} bytes, expected {num_blocks} blocks of {layout.block_bytes} bytes"
         )
     shape = (num_blocks, layout.num_layers, 2, layout.block_size, layout.num_kv_heads, layout.head_size)
-    return torch.frombuffer(buffer, dtype=_DTYPES[layout.dtype]).view(shape)
+    dtype = _DTYPES[layout.dtype]
+    flat = buffer.view(dtype) if isinstance(buffer, Tensor) else torch.frombuffer(buffer, dtype=dtype)
+    return flat.view(shape)

@@ -8,18 +8,23 @@ Does not know leases, scheduling or where the KV memory comes from.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from contracts.kv_layout import KVLayout
 from contracts.request import TokenLogprob
+from engine.execution.device import finish
 from engine.execution.input_batch import InputBatch, PromptRows, build_input_batch
 from engine.execution.interface import SampledToken, ScheduledBatch
 from engine.execution.kv_storage import kv_tensor
 from engine.models.decoder import Decoder
 from engine.sampling.logprobs import prompt_logprobs
 from engine.sampling.sampler import Sampler
+
+if TYPE_CHECKING:
+    from engine.execution.cuda_graphs import DecodeGraphs
 
 _PROMPT_ROWS_AT_ONCE = 64  # a row of float32 logits can be more than half a megabyte
 
@@ -28,7 +33,7 @@ class TorchRunner:
     """A ModelRunner. Owns the model; borrows `kv_buffer`, which must hold exactly `num_blocks` blocks of `layout`."""
 
     def __init__(
-        self, model: Decoder, layout: KVLayout, kv_buffer: memoryview, num_blocks: int, max_model_len: int
+        self, model: Decoder, layout: KVLayout, kv_buffer: memoryview | Tensor, num_blocks: int, max_model_len: int
     ) -> None:
         self._model = model
         self._layout = layout
@@ -36,7 +41,10 @@ class TorchRunner:
         self._max_model_len = max_model_len
         self._eos_token_ids = frozenset(model.config.eos_token_ids)
         self._sampler = Sampler(model.config.vocab_size, self._eos_token_ids)
-        self._cache = model.kernels.kv_cache(kv_tensor(kv_buffer, layout, num_blocks), model.config.windows)
+        memory = kv_tensor(kv_buffer, layout, num_blocks)
+        self._device = memory.device
+        self._cache = model.kernels.kv_cache(memory, model.config.windows)
+        self._graphs: DecodeGraphs | None = None
 
     @property
     def layout(self) -> KVLayout:
@@ -64,6 +72,15 @@ class TorchRunner:
         return self._eos_token_ids
 
     @torch.inference_mode()
+    def record(self, max_rows: int) -> None:
+        """On a GPU: record decode steps of up to `max_rows` rows, which are replayed from then on."""
+        if self._device.type == "cuda":
+            # Not at the top of the file: it needs triton, which a CPU does not.
+            from engine.execution.cuda_graphs import CudaRecorder, graphs_for
+
+            self._graphs = graphs_for(self._model, self._cache, max_rows, self._max_model_len, CudaRecorder())
+
+    @torch.inference_mode()
     def execute(self, batch: ScheduledBatch) -> tuple[SampledToken, ...]:
         """Forward and sample; one result per request of the batch, in its order."""
         inputs = build_input_batch(batch)
@@ -79,6 +96,9 @@ class TorchRunner:
             for prompt in inputs.prompts:
                 made = results[prompt.index]
                 results[prompt.index] = replace(made, prompt_logprobs=self._prompt_logprobs(batch, prompt, hidden))
+        if not inputs.samples:
+            # Tokens come to the host when all before them is done; without one, KV may still be on its way to memory.
+            finish(self._device.type)
         return tuple(results)
 
     def logits(self, batch: ScheduledBatch) -> Tensor:
@@ -92,10 +112,14 @@ class TorchRunner:
 
     def _forward(self, inputs: InputBatch) -> Tensor:
         attention = self._cache.attention(inputs.segments)
+        inputs = inputs.on(self._device)
         return self._model.forward(inputs.token_ids, inputs.positions, attention, inputs.rows)
 
     def _step(self, inputs: InputBatch) -> Tensor:
+        if self._graphs is not None and self._graphs.take(inputs):
+            return self._graphs.step(inputs)
         attention = self._cache.attention(inputs.segments)
+        inputs = inputs.on(self._device)
         return self._model.step(inputs.token_ids, inputs.positions, attention, inputs.rows)
 
     def _prompt_logprobs(self, batch: ScheduledBatch, prompt: PromptRows, hidden: Tensor) -> tuple[TokenLogprob, ...]:

@@ -25,7 +25,11 @@ class Decoder:
         self.fingerprint = fingerprint
         self.dtype: torch.dtype = stack.dtype
         self._forward = kernels.forward(stack, kernels)
-        self._rope = Rope(config.rope, config.head_size, stack.dtype)
+        self._rope = Rope(config.rope, config.head_size, stack.dtype, kernels.device)
+
+    def reserve(self, length: int) -> None:
+        """No position will be `length` or more: with that known, a step never waits for the device to look at one."""
+        self._rope.reserve(length)
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention, rows: Tensor | None) -> Tensor:
         """token_ids, positions [n] int64 → hidden states [len(rows), hidden] before the final norm, all n if `rows` is None.

@@ -52,11 +52,14 @@ def resolve_dtype(requested: str, checkpoint: str) -> str:
     return requested
 
 
-def load_model(path: Path, dtype: str, kernels: Kernels | None = None) -> Decoder:
-    """The decoder in directory `path`, computing in `dtype` ("auto", "float32", "bfloat16"). Raises ModelLoadError."""
+def load_model(path: Path, dtype: str, kernels: Kernels | None = None, device: str = "cpu") -> Decoder:
+    """The decoder in directory `path`, computing in `dtype` ("auto", "float32", "bfloat16"), with `kernels` or `device`'s best.
+
+    Raises ModelLoadError.
+    """
     config = model_config(path)
     torch_dtype = DTYPES[resolve_dtype(dtype, config.dtype)]
-    kernels = kernels or choose("cpu", torch_dtype)
+    kernels = kernels or choose(device, torch_dtype)
     with Checkpoint(path) as checkpoint, torch.inference_mode():
         reader = _Reader(checkpoint, torch_dtype, kernels)
         stack = _stack(config, reader)
@@ -83,7 +86,7 @@ class _Reader:
         # All shapes are compared before memory is asked for: a config may name sizes that nobody has.
         parts = [self._checkpoint.tensor(name, (count, *columns)) for name, count in zip(names, rows, strict=True)]
         self._taken.update(names)
-        out = torch.empty(sum(rows), *columns, dtype=self._dtype)
+        out = torch.empty(sum(rows), *columns, dtype=self._dtype, device=self._kernels.device)
         start = 0
         for part in parts:
             out[start : start + len(part)] = part

@@ -48,16 +48,22 @@ class Rope:
     a number by where it lies in a tensor, and a token's rotation must not depend on the chunk that it comes in.
     """
 
-    def __init__(self, config: RopeConfig, head_size: int, dtype: torch.dtype) -> None:
+    def __init__(self, config: RopeConfig, head_size: int, dtype: torch.dtype, device: str = "cpu") -> None:
         self._config = config
         self._head_size = head_size
         self._inv_freq, self._scale = _inverse_frequencies(config, head_size)
-        self._cos = torch.empty(0, 1, head_size, dtype=dtype)
+        self._cos = torch.empty(0, 1, head_size, dtype=dtype, device=device)
         self._sin = self._cos
+        self._reserved = False
+
+    def reserve(self, length: int) -> None:
+        """Compute all positions below `length`; no other is asked for from now on."""
+        self._grow(length)
+        self._reserved = True
 
     def cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions [n] int64, n > 0 → cos, sin [n, 1, head_size]; sin's first half is negated (see kernels.Rotary)."""
-        if (highest := int(positions.max())) >= len(self._cos):
+        if not self._reserved and (highest := int(positions.max())) >= len(self._cos):
             self._grow(highest + 1)
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
 
@@ -65,7 +71,7 @@ class Rope:
         cos, sin = [self._cos], [self._sin]
         for start in range(len(self._cos), length, _SLAB):
             for table, slab in zip((cos, sin), self._computed(torch.arange(start, start + _SLAB)), strict=True):
-                table.append(slab)
+                table.append(slab.to(self._cos.device))
         self._cos, self._sin = torch.cat(cos), torch.cat(sin)
 
     def _computed(self, positions: Tensor) -> tuple[Tensor, Tensor]:

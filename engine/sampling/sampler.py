@@ -97,5 +97,5 @@ def _first_max(logits: Tensor) -> tuple[Tensor, Tensor]:
         return values, ids
     runs = logits.reshape(len(logits), -1, _RUN)
     best = runs.amax(dim=-1).max(dim=-1).indices
-    values, within = runs[torch.arange(len(runs)), best].max(dim=-1)
+    values, within = runs[torch.arange(len(runs), device=runs.device), best].max(dim=-1)
     return values, best * _RUN + within

@@ -21,11 +21,12 @@ MODEL = Path("tests/fixtures/tiny-austen")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"device": "cuda"}, "device: got 'cuda', known: cpu"),
+        ({"device": "tpu"}, "device: got 'tpu', known: auto, cpu, cuda"),
         ({"tp_size": 2}, "tp_size: got 2, only 1 is supported"),
         ({"block_size": 0}, "block_size: got 0"),
         ({"memory_utilisation": 0.0}, "memory_utilisation: got 0.0"),
         ({"memory_utilisation": 1.5}, "memory_utilisation: got 1.5"),
+        ({"gpu_memory_utilisation": 0.0}, "gpu_memory_utilisation: got 0.0"),
         ({"max_model_len": 1}, "max_model_len: got 1"),
         ({"threads": 0}, "threads: got 0"),
         ({"max_num_seqs": 0}, "max_num_seqs: got 0"),
