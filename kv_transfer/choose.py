@@ -4,7 +4,8 @@
     candidates(ours, theirs)    what both have, best first: a pure function of data
     reach(ours, theirs)         the first candidate that connects; each that does not is logged with its reason
 
-`auto` never degrades silently: every kind that is passed over is named with why. Does not know layouts or hand-offs.
+`auto` never degrades silently: every kind that is passed over is named with why; also one that would work, but is slower here
+than what remains (`nixl` without RDMA: bench/results/transfer.md). Does not know layouts or hand-offs.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from contracts.errors import ConfigError, TransferFailed
 from contracts.secret import ClusterSecret
 from contracts.worker import ConnectorAddress
 from kv_transfer.connector import Connector
+from kv_transfer.nixl import KIND as NIXL
+from kv_transfer.nixl import NixlConnector
+from kv_transfer.nixl_agent import has_rdma
+from kv_transfer.nixl_agent import why_not as why_no_nixl
 from kv_transfer.shm import KIND as SHM
 from kv_transfer.shm import ShmConnector, why_not
 from kv_transfer.tcp import KIND as TCP
@@ -29,7 +34,8 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True)
 class NetworkConfig:
-    """Where the `tcp` connector listens, and under which host and port others reach it (None: those it listens at).
+    """Where the `tcp` connector listens, and under which host and port others reach it (None: those it listens at); `nixl` is at
+    the next port.
 
     `secret` is what both ends of every connector's session prove to each other that they know; None proves nothing.
     """
@@ -41,13 +47,21 @@ class NetworkConfig:
     secret: ClusterSecret | None = None
 
 
+def _never() -> str | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One kind of connector: why it cannot work here (None if it can), and how to make it."""
+    """One kind of connector: why it cannot work here (None if it can), and how to make it.
+
+    `slower` is why `auto` does better without it on this machine; None where it is worth having.
+    """
 
     kind: str
     why_not: Callable[[], str | None]
     make: Callable[[NetworkConfig], Connector]
+    slower: Callable[[], str | None] = _never
 
 
 def _tcp(network: NetworkConfig) -> Connector:
@@ -55,9 +69,24 @@ def _tcp(network: NetworkConfig) -> Connector:
     return TcpConnector(network.bind_host, network.port, advertised, secret=network.secret)
 
 
+def _nixl(network: NetworkConfig) -> Connector:
+    """Its control connections are taken at the port after tcp's, so that a worker may have both."""
+    advertised = network.advertise_host, _next(network.advertise_port)
+    return NixlConnector((network.bind_host, _next(network.port) or 0), advertised, secret=network.secret)
+
+
+def _next(port: int | None) -> int | None:
+    return (port + 1) % 65_536 if port else None
+
+
+def _without_rdma(there: Callable[[], bool] = has_rdma) -> str | None:
+    return None if there() else "without RDMA shm and tcp are faster; name it to have it"
+
+
 BACKENDS: tuple[Backend, ...] = (
     Backend(SHM, why_not, lambda network: ShmConnector(secret=network.secret)),
-    Backend(TCP, lambda: None, _tcp),
+    Backend(NIXL, why_no_nixl, _nixl, _without_rdma),
+    Backend(TCP, _never, _tcp),
 )
 
 
@@ -76,11 +105,16 @@ def make_connectors(
         if not kinds:
             raise ConfigError(f"connector: got none, must be one of {', '.join((AUTO, *known))}")
     made: list[Connector] = []
-    for kind in known if tuple(kinds) == (AUTO,) else dict.fromkeys(kinds):
+    automatic = tuple(kinds) == (AUTO,)
+    for kind in known if automatic else dict.fromkeys(kinds):
+        slower = known[kind].slower() if automatic else None
+        if slower is not None:
+            logger.info("connector %s is not taken: %s", kind, slower)
+            continue
         reason = known[kind].why_not()
         if reason is None:
             made.append(known[kind].make(network))
-        elif tuple(kinds) == (AUTO,):
+        elif automatic:
             logger.warning("connector %s cannot be used on this machine: %s", kind, reason)
         else:
             raise ConfigError(f"connector: {kind} cannot be used on this machine: {reason}")

@@ -24,7 +24,7 @@ from kv_transfer.tcp_wire import (
     unpack_ranges,
     wait_readable,
 )
-from kv_transfer.windows import Window, WindowTable, check_target
+from kv_transfer.windows import Window, WindowTable, check_target, still_open
 
 _SCRATCH_BYTES = 256 << 10
 _PIECE_BYTES = 1 << 20  # received at a time inside a window
@@ -80,16 +80,7 @@ class TcpTarget:
             if got < one.length:
                 self._discard(connection, header.num_bytes - landed)
                 return Status.CLOSED
-        return Status.LANDED if self._still(window, header) else Status.CLOSED
-
-    def _still(self, window: Window, header: Header) -> bool:
-        """Whether a write may be acknowledged; a frame without bytes has not looked at its window yet."""
-        if header.num_bytes:
-            return True
-        if not window.enter():
-            return False
-        window.leave()
-        return True
+        return Status.LANDED if header.num_bytes or still_open(window) else Status.CLOSED
 
     def _land(self, connection: socket.socket, window: Window, into: memoryview) -> int:
         """Receive into the memory until it is full or the window closes; the number of bytes that landed."""

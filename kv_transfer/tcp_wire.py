@@ -49,6 +49,7 @@ class Status(IntEnum):
     LANDED = 0
     CLOSED = 1  # no such window, or closed before the last byte
     OUTSIDE = 2  # some bytes were aimed outside the window
+    FAILED = 3  # the target could not fetch them (`nixl`)
 
 
 class BadFrame(OSError):
@@ -114,7 +115,12 @@ def pack_write(key: int, ranges: Sequence[ByteRange]) -> bytes:
     """Header and ranges of a frame."""
     flat = [number for one in ranges for number in (one.offset, one.length)]
     total = sum(one.length for one in ranges)
-    return _HEADER.pack(_WRITE_MAGIC, len(ranges), key, total) + struct.pack(f"<{len(flat)}Q", *flat)
+    return pack_header(Header(len(ranges), key, total)) + struct.pack(f"<{len(flat)}Q", *flat)
+
+
+def pack_header(header: Header) -> bytes:
+    """What precedes a write's ranges."""
+    return _HEADER.pack(_WRITE_MAGIC, header.num_ranges, header.key, header.num_bytes)
 
 
 def unpack_header(raw: bytes | bytearray, region_bytes: int) -> Header:
@@ -148,6 +154,8 @@ def check_ack(raw: bytes | bytearray, key: int) -> None:
         raise BadFrame("not an acknowledgement of this write")
     if status == Status.OUTSIDE:
         raise TransferFailed("refused: bytes outside the window")
+    if status == Status.FAILED:
+        raise TransferFailed("the target could not read our memory")
     if status != Status.LANDED:
         raise TransferFailed("refused: the window is closed")
 

@@ -82,6 +82,14 @@ class Window:
             return self._inside == 0
 
 
+def still_open(window: Window) -> bool:
+    """Whether a write without bytes, which has not looked at its window yet, may be acknowledged."""
+    if not window.enter():
+        return False
+    window.leave()
+    return True
+
+
 class WindowTable:
     """All windows of one region by key. Keys are 63 random bits and never reused."""
 

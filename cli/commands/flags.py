@@ -15,7 +15,7 @@ from observability.log import configure_logging
 from router.config import CanaryConfig
 from rpc.process import end_with_parent, run_process
 
-CONNECTOR = click.Choice(["auto", "shm", "tcp"])
+CONNECTOR = click.Choice(["auto", "shm", "tcp", "nixl"])
 POSITIVE = click.IntRange(min=1)
 _ENGINE = SchedulerConfig()
 MODEL_HELP = (
@@ -73,7 +73,8 @@ connector_option = option(
     section="Cluster",
     type=CONNECTOR,
     default="auto",
-    help="How KV travels: shm (shared memory, same host), tcp (any host), auto (the fastest that both ends have).",
+    help="How KV travels: shm (shared memory, same host), tcp (any host), nixl (NIXL over UCX: RDMA; the extra `nixl`), "
+    "auto (the fastest that both ends have).",
 )
 integrity_option = option(
     "--integrity",

@@ -110,7 +110,7 @@ OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
         type=PORT,
         metavar="PORT",
         default=0,
-        help="Port at which the tcp connector takes KV; 0 takes a free one.",
+        help="Port at which the tcp connector takes KV; 0 takes a free one. The nixl connector is asked at the next.",
     ),
     option(
         "--advertise-kv",

@@ -1,6 +1,7 @@
 """The other process of the connector contract: `writer KIND ADDRESS KEY BYTES` or `target KIND BYTES`."""
 
 import asyncio
+import os
 import sys
 
 import numpy as np
@@ -8,6 +9,8 @@ import numpy as np
 from contracts.errors import TransferFailed
 from contracts.worker import ConnectorAddress
 from kv_transfer.connector import ByteRange, Write
+from kv_transfer.listener import TargetLimits
+from kv_transfer.nixl import NixlConnector
 from kv_transfer.region import SharedRegion
 from kv_transfer.shm import ShmConnector
 from kv_transfer.tcp import TcpConnector
@@ -17,7 +20,11 @@ FILL = 0x77
 
 
 def connector_of(kind):
-    return ShmConnector(piece_bytes=SMALL_PIECES) if kind == "shm" else TcpConnector()
+    return {
+        "shm": lambda: ShmConnector(piece_bytes=SMALL_PIECES),
+        "tcp": TcpConnector,
+        "nixl": lambda: NixlConnector(limits=TargetLimits(stall_s=2.0)),
+    }[kind]()
 
 
 async def writer(kind, address, key, num_bytes):
@@ -50,6 +57,9 @@ async def target(kind, num_bytes):
 
 
 if __name__ == "__main__":
+    # What libraries print goes to stderr: stdout is what the test reads.
+    sys.stdout = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     role, kind, *rest = sys.argv[1:]
     if role == "writer":
         asyncio.run(writer(kind, rest[0], int(rest[1]), int(rest[2])))

@@ -21,14 +21,17 @@ from contracts.worker import ConnectorAddress
 from kv_transfer.connector import ByteRange, Write
 from kv_transfer.listener import TargetLimits
 from kv_transfer.local import LocalConnector, LocalHub
+from kv_transfer.nixl import NixlConnector
+from kv_transfer.nixl_agent import why_not
 from kv_transfer.region import SharedRegion
 from kv_transfer.shm import ShmConnector
 from kv_transfer.tcp import TcpConnector
 
 SIZE = 1 << 20
 BIG = 128 << 20
-KINDS = ["local", "shm", "tcp", "shm with a secret", "tcp with a secret"]
-BETWEEN_PROCESSES = ["shm", "tcp"]
+NIXL = ["nixl", "nixl over sockets", "nixl with a secret"]
+KINDS = ["local", "shm", "tcp", "shm with a secret", "tcp with a secret", *NIXL]
+BETWEEN_PROCESSES = ["shm", "tcp", *NIXL[:2]]
 SECRET = ClusterSecret(b"the secret of one cluster")
 CHILD = Path(__file__).with_name("connector_child.py")
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,14 +68,22 @@ async def end(make, num_bytes=SIZE, fill=None):
 
 
 @pytest.fixture
-def make(request):
+def make(request, monkeypatch):
     hub, clock = LocalHub(), MonotonicClock()
+    if request.param in NIXL and why_not() is not None:
+        pytest.skip(why_not())
+    if request.param == "nixl over sockets":  # UCX reads it when an agent is made; a child process has it, too
+        monkeypatch.setenv("UCX_TLS", "tcp,self")
+    quick = TargetLimits(stall_s=2.0)
     return {
         "local": lambda: LocalConnector(hub, clock),
         "shm": lambda: ShmConnector(piece_bytes=64 << 10),
-        "tcp": lambda: TcpConnector(limits=TargetLimits(stall_s=2.0)),
+        "tcp": lambda: TcpConnector(limits=quick),
         "shm with a secret": lambda: ShmConnector(piece_bytes=64 << 10, secret=SECRET),
-        "tcp with a secret": lambda: TcpConnector(limits=TargetLimits(stall_s=2.0), secret=SECRET),
+        "tcp with a secret": lambda: TcpConnector(limits=quick, secret=SECRET),
+        "nixl": lambda: NixlConnector(limits=quick),
+        "nixl over sockets": lambda: NixlConnector(limits=quick),
+        "nixl with a secret": lambda: NixlConnector(limits=quick, secret=SECRET),
     }[request.param]
 
 
@@ -285,7 +296,7 @@ async def test_after_close_nothing_works_and_closing_again_is_fine(make):
             await source.connector.connect(address)
 
 
-@on("shm", "tcp")
+@on("shm", "tcp", "nixl")
 async def test_a_connector_without_memory_refuses(make):
     connector = make()
     with pytest.raises(TransferFailed):
@@ -296,7 +307,7 @@ async def test_a_connector_without_memory_refuses(make):
     await connector.close()
 
 
-@on("shm", "tcp")
+@on(*BETWEEN_PROCESSES)
 async def test_a_cancelled_write_is_over_when_it_raises(make):
     size = 32 << 20
     async with end(make, size) as target, end(make, size) as source:
@@ -313,7 +324,7 @@ async def test_a_cancelled_write_is_over_when_it_raises(make):
         assert 2 not in np.unique(np.frombuffer(target.memory, dtype=np.uint8))
 
 
-@on("shm", "tcp")
+@on(*BETWEEN_PROCESSES)
 async def test_a_window_that_closes_during_a_write_ends_it(make):
     size = 64 << 20
     async with end(make, size) as target, end(make, size) as source:

@@ -7,8 +7,9 @@ import pytest
 from contracts.clock import VirtualClock
 from contracts.errors import ConfigError, TransferFailed
 from contracts.worker import ConnectorAddress
-from kv_transfer.choose import Backend, NetworkConfig, candidates, make_connectors, reach
+from kv_transfer.choose import Backend, NetworkConfig, _nixl, _without_rdma, candidates, make_connectors, reach
 from kv_transfer.local import LocalConnector, LocalHub
+from kv_transfer.nixl import NixlConnector
 from kv_transfer.region import SharedRegion
 from kv_transfer.shm import ShmConnector
 from kv_transfer.tcp import TcpConnector
@@ -25,7 +26,9 @@ def kinds(connectors):
 
 
 def test_auto_is_all_that_works_best_first():
-    assert kinds(make_connectors(("auto",), NETWORK)) == ["shm", "tcp"]
+    made = kinds(make_connectors(("auto",), NETWORK))
+    assert [kind for kind in made if kind != "nixl"] == ["shm", "tcp"]
+    assert made[0] == "shm"
 
 
 def test_named_ones_come_best_first_and_once():
@@ -37,6 +40,31 @@ def test_auto_says_what_it_does_without(caplog):
     with caplog.at_level(logging.WARNING):
         assert kinds(make_connectors(("auto",), NETWORK, NO_SHM)) == ["tcp"]
     assert "connector shm cannot be used on this machine: memfd and its locks: not here" in caplog.text
+
+
+RDMA = (*NO_SHM, Backend("nixl", lambda: None, lambda _: NixlConnector(), lambda: None))
+SLOW = (*NO_SHM, Backend("nixl", lambda: None, lambda _: NixlConnector(), lambda: "slower here"))
+
+
+def test_auto_leaves_out_what_is_slower_here_and_says_so(caplog):
+    with caplog.at_level(logging.INFO):
+        assert kinds(make_connectors(("auto",), NETWORK, SLOW)) == ["tcp"]
+    assert "connector nixl is not taken: slower here" in caplog.text
+    assert kinds(make_connectors(("nixl",), NETWORK, SLOW)) == ["nixl"]
+    assert set(kinds(make_connectors(("auto",), NETWORK, RDMA))) == {"tcp", "nixl"}
+
+
+def test_nixl_is_worth_it_with_rdma_only():
+    assert _without_rdma(lambda: True) is None
+    assert "shm and tcp are faster" in _without_rdma(lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("port", "advertised", "want"), [(0, None, (0, None)), (7100, 9000, (7101, 9001)), (65_535, None, (0, None))]
+)
+def test_nixl_is_at_the_port_after_that_of_tcp(port, advertised, want):
+    made = _nixl(NetworkConfig(port=port, advertise_port=advertised))
+    assert (made._where[1], made._advertised[1]) == want
 
 
 @pytest.mark.parametrize(

@@ -374,7 +374,7 @@ def test_frames_round_trip():
 def test_acknowledgements():
     key = 2**62 + 1
     check_ack(pack_ack(Status.LANDED, key), key)
-    for status, message in ((Status.CLOSED, "closed"), (Status.OUTSIDE, "outside")):
+    for status, message in ((Status.CLOSED, "closed"), (Status.OUTSIDE, "outside"), (Status.FAILED, "could not read")):
         with pytest.raises(TransferFailed, match=message):
             check_ack(pack_ack(status, key), key)
     for raw in (b"1234567890123456", pack_ack(Status.LANDED, key + 1)):  # the latter speaks of another grant's write
