@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels import reference, torch_attention, torch_linear
+from kernels.cpu.attention import NativeKVCache, kv_cache_of
 from kernels.cpu.embedding import PackedEmbedding
+from kernels.cpu.layers import Fused
 from kernels.cpu.library import Library
 from kernels.cpu.linear import PackedLinear, linear_of
+from kernels.cpu.small import Small
 from kernels.implementation import Kernels, labels
+from kernels.interface import Ops
+from kernels.reference import ReferenceEmbedding
+from kernels.stack import Stack
 
 
 def native(library: Library) -> Kernels:
     """All ops in `library`'s instruction set."""
-    pack = linear_of(library)
+    pack, cache_of, small = linear_of(library), kv_cache_of(library), Small(library)
 
     def linear(weight: Tensor, bias: Tensor | None) -> PackedLinear:
         return pack(weight, bias)
@@ -22,14 +27,22 @@ def native(library: Library) -> Kernels:
         packed = pack(table, None)
         return PackedEmbedding(packed), packed
 
+    def kv_cache(tensor: Tensor, windows: tuple[int | None, ...]) -> NativeKVCache:
+        return cache_of(tensor, windows)
+
+    def forward(stack: Stack, ops: Ops) -> Fused:  # noqa: ARG001 - the ops are inside
+        return Fused(library, stack)
+
     return Kernels(
         name=library.isa,
         linear=linear,
-        embedding=reference.ReferenceEmbedding,
+        embedding=ReferenceEmbedding,
         tied=tied,
-        rms_norm=torch_linear.rms_norm,
-        rotary=torch_linear.rotary,
-        silu_mul=torch_linear.silu_mul,
-        kv_cache=torch_attention.TorchKVCache,
-        labels=labels("torch", linear=library.isa, embedding=library.isa, forward="one by one"),
+        rms_norm=small.rms_norm,
+        rotary=small.rotary,
+        silu_mul=small.silu_mul,
+        kv_cache=kv_cache,
+        labels=labels(library.isa),
+        forward=forward,
+        exact=True,
     )
