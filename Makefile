@@ -12,7 +12,7 @@ REGISTRY  ?= embedded
 unexport PYTHONDONTWRITEBYTECODE  # some images set it; tests start hundreds of processes, which would each compile all modules
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-compose soak check coverage up bench model docs proto proto-check env clean
+.PHONY: help demo test test-compose soak check coverage up bench bench-peers model docs proto proto-check env clean
 
 help:            ## show this menu
 	@grep -hE '^[a-z-]+: .*##|^[a-z-]+:  +##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -49,6 +49,20 @@ up: env          ## a local cluster in the foreground, until Ctrl-C
 bench: env       ## measure, and write bench/results/
 	$(BIN)/python -m bench all
 
+bench-peers: env .venv-peers/ready .venv-vllm/ready  ## our engine beside OpenVINO GenAI, vLLM, llama.cpp, transformers; the first time makes their environments
+	$(BIN)/python -m bench peers
+
+.venv-peers/ready: bench/peers/requirements-peers.txt
+	@echo "== making .venv-peers (llama.cpp is built here: a quarter of an hour)"
+	$(PYTHON) -m venv .venv-peers
+	CMAKE_ARGS="-DGGML_NATIVE=ON -DGGML_OPENMP=ON" .venv-peers/bin/pip install --disable-pip-version-check -q -r $<
+	@touch $@
+
+.venv-vllm/ready: bench/peers/requirements-vllm.txt
+	@echo "== making .venv-vllm (where that is not possible, vLLM is not measured)"
+	-$(PYTHON) -m venv .venv-vllm && .venv-vllm/bin/pip install --disable-pip-version-check -q -r $< && .venv-vllm/bin/pip uninstall -q -y torchvision torchaudio torchcodec
+	@mkdir -p .venv-vllm && touch $@
+
 model: env       ## fetch the real model into the cache
 	$(BIN)/diptych model fetch $(MODEL)
 
@@ -81,4 +95,4 @@ env: .venv/ready  ## the environment, pinned by constraints.txt
 	@touch $@
 
 clean:           ## remove environments and caches
-	rm -rf .venv .venv-proto .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-proto .venv-peers .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -5,6 +5,7 @@
     overhead     what the engine adds to the model's forward
     placement    what two workers on cores of their own cost each other
     transfer     a hand-off's bytes against memcpy
+    peers        the engine alone beside OpenVINO GenAI, vLLM, llama.cpp and transformers (`make bench-peers`)
     ttft         time to first token, two pools against one
     streams      what serving adds to a token at 32 streams
     cancel       how long blocks stay taken when clients leave
@@ -44,6 +45,8 @@ from bench.load import LoadFailed, client_main
 from bench.machine import MachineFacts, cpu_seconds, foreign_percent, machine_facts
 from bench.overhead import run_overhead
 from bench.overload import OverloadBenchConfig, run_overload
+from bench.peers.measure import run_peers
+from bench.peers.run import PeersConfig
 from bench.placement import PlacementBenchConfig, run_placement
 from bench.progress import Say, say_on_stderr
 from bench.proofs import ProofsBenchConfig, run_proofs
@@ -90,6 +93,14 @@ def measure_engine(options: Options, say: Say) -> Report:
     path = half_b_checkpoint(default_cache_dir())
     say("engine: measuring the machine's limits")
     return run_engine(path, measure_limits(options.threads), config, say)
+
+
+def measure_peers(options: Options, say: Say) -> Report:
+    """Ten minutes; needs .venv-peers, with .venv-vllm where vLLM is wanted."""
+    config = PeersConfig(threads=options.threads)
+    config = replace(config, rounds=options.rounds or config.rounds)
+    cache = default_cache_dir()
+    return run_peers(half_b_checkpoint(cache), resolve_model(options.model, None, say), cache, config, say)
 
 
 def measure_overhead(options: Options, say: Say) -> Report:
@@ -280,7 +291,8 @@ def _command(name: str, names: Sequence[str], summary: str) -> None:
         carry_out(names, Options(results, model, threads, rounds, quick, parts))
 
 
-_command("all", tuple(MEASUREMENTS), "Everything.")
+_command("all", tuple(MEASUREMENTS), "Everything but peers.")
+MEASUREMENTS["peers"] = measure_peers  # not of `all`: it needs other engines
 for _name, _measure in MEASUREMENTS.items():
     _command(_name, (_name,), f"Only {_name}: {(_measure.__doc__ or '').splitlines()[0].lower()}")
 

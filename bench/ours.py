@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from contracts.clock import MonotonicClock
+from contracts.errors import ConfigError
 from contracts.request import GenerationRequest
 from contracts.sampling import SamplingParams
 from engine.build import ModelRuntimeConfig, load
@@ -39,9 +40,11 @@ class Step:
     num_answers: int  # requests that got a token
 
 
-def load_runner(path: Path, threads: int) -> TorchRunner:
-    """The model at `path` on a KV pool of KV_TOKENS, in its own dtype, warm."""
+def load_runner(path: Path, threads: int, quantization: str | None = None) -> TorchRunner:
+    """The model at `path` on a KV pool of KV_TOKENS, in its own dtype, its weights quantised where that is asked, warm."""
     config = ModelRuntimeConfig(model_dir=path, threads=threads, max_num_batched_tokens=MAX_BATCHED_TOKENS)
+    if quantization is not None:
+        raise ConfigError(f"no {quantization} weights: this engine has bf16 and float32")
     model = load(config)
     num_blocks = model.num_blocks_for(KV_TOKENS * model.layout.token_bytes)
     # The runner keeps the mapping alive; it goes with the process.
@@ -50,13 +53,13 @@ def load_runner(path: Path, threads: int) -> TorchRunner:
     return model.runner(region.buffer, num_blocks)
 
 
-def load_ours(path: Path, threads: int) -> OurEngine:
+def load_ours(path: Path, threads: int, quantization: str | None = None) -> OurEngine:
     """The engine on the model at `path`."""
-    return OurEngine(load_runner(path, threads))
+    return OurEngine(load_runner(path, threads, quantization))
 
 
 class OurEngine:
-    """An engine that is stepped from here. Owns nothing but its requests."""
+    """An engine that is stepped from here. Owns nothing but its requests; `tokens` are those of the first prompt, the last time."""
 
     name = "diptych engine"
 
@@ -64,21 +67,26 @@ class OurEngine:
         scheduler = SchedulerConfig(max_num_batched_tokens=MAX_BATCHED_TOKENS)
         self._engine = Engine(runner, EngineConfig(scheduler=scheduler), MonotonicClock())
         self._numbers = itertools.count()
+        self.tokens: tuple[int, ...] = ()
 
     def steps(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[Step]:
         """Generate `num_tokens` greedily for each prompt, all admitted at once; every step until all are done."""
         sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
         steps = []
+        names = [f"bench-{next(self._numbers)}" for _ in prompts]
+        first: list[int] = []
         begin = time.perf_counter()
-        for prompt in prompts:
-            self._engine.admit(GenerationRequest(f"bench-{next(self._numbers)}", tuple(prompt), sampling))
+        for name, prompt in zip(names, prompts, strict=True):
+            self._engine.admit(GenerationRequest(name, tuple(prompt), sampling))
         while self._engine.has_work:
             start = time.perf_counter()
             output = self._engine.step()
             end = time.perf_counter()
             answers = sum(1 for delta in output.deltas if delta.token_ids)
             steps.append(Step(end - begin, time.process_time(), end - start, output.num_scheduled_tokens, answers))
+            first += [token for delta in output.deltas if delta.request_id == names[0] for token in delta.token_ids]
         self._engine.check_integrity()
+        self.tokens = tuple(first)
         return steps
 
     def step_ends_s(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> tuple[float, ...]:

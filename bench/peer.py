@@ -36,7 +36,7 @@ class TransformersPeer:
     name = "transformers generate"
 
     def __init__(self, path: Path) -> None:
-        """Load the checkpoint at `path` in bf16, some seconds."""
+        """Load the checkpoint at `path` in bf16, some seconds. `tokens` are those of the first prompt, the last time."""
         import torch
 
         try:
@@ -45,6 +45,7 @@ class TransformersPeer:
         except ImportError as error:
             raise ConfigError(f"transformers, the peer, is not installed: pip install -e '.[dev]' ({error})") from error
 
+        self.tokens: tuple[int, ...] = ()
         logging.set_verbosity_error()
         logging.disable_progress_bar()
         self._model = AutoModelForCausalLM.from_pretrained(
@@ -71,4 +72,5 @@ class TransformersPeer:
             )
         if made.shape[1] - inputs.shape[1] != num_tokens or len(stopwatch.ends_s) != num_tokens:
             raise RuntimeError(f"generate made {made.shape[1] - inputs.shape[1]} of {num_tokens} tokens")
+        self.tokens = tuple(made[0, inputs.shape[1] :].tolist())
         return tuple(end - begin for end in stopwatch.ends_s)
