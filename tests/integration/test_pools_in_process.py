@@ -18,6 +18,7 @@ from engine.config import SchedulerConfig
 from engine.execution.fake import expected_tokens
 from kv_transfer.config import SenderConfig
 from kv_transfer.local import Delivery, WriteFault
+from kv_transfer.nixl_agent import why_not
 from prefill_service.run import RunConfig
 from router.serving.progress import as_exception
 from rpc.errors import from_rpc_error
@@ -36,8 +37,10 @@ from tests.integration.pools import (
 SAMPLED = SamplingParams(temperature=1.0, top_p=0.9, seed=7, logprobs=2)
 
 
-@pytest.mark.parametrize("connector", ["local", "shm", "tcp"])
+@pytest.mark.parametrize("connector", ["local", "shm", "tcp", "nixl"])
 async def test_many_requests_at_once_get_their_own_tokens(connector: str) -> None:
+    if connector == "nixl" and why_not() is not None:
+        pytest.skip(why_not() or "")
     async with pools(Setup(num_prefill=2, num_decode=2, connector=connector)) as made:
         decodings = [Decoding(served) for served in made.decode]
 

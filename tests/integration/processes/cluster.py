@@ -157,7 +157,7 @@ class Cluster:
             scheduler=scheduler,
             kv_memory_bytes=num_blocks * _BLOCK_BYTES,
             connectors=(self.setup.connector,),
-            network=NetworkConfig(port=doors.ports["kv"].port, advertise_port=doors.proxies["kv"].port),
+            network=self._network(doors),
             server=ServerConfig(port=doors.ports["grpc"].port, advertise=doors.address("grpc")),
             routers=() if name == "oracle" else (self.doors["router"].address("grpc"),),
             announce=AnnounceConfig(interval_s=0.25, max_backoff_s=0.5),
@@ -166,6 +166,12 @@ class Cluster:
         if prefill:
             return PrefillConfig(worker, RunConfig(self.setup.sender))
         return DecodeConfig(worker, AnswerConfig(self.setup.receiver))
+
+    def _network(self, doors: Doors) -> NetworkConfig:
+        """KV goes through a proxy where it goes through one connection; what UCX opens has none before it."""
+        if self.setup.connector == "nixl":
+            return NetworkConfig()
+        return NetworkConfig(port=doors.ports["kv"].port, advertise_port=doors.proxies["kv"].port)
 
     async def whole(self) -> None:
         """Start who is dead; return when the router would choose from all, in their present lives, and all is idle."""

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from kv_transfer.nixl_agent import why_not
 from tests.integration.processes.children import Nursery
 from tests.integration.processes.cluster import Cluster, Setup, cluster
 
@@ -27,4 +28,14 @@ async def tcp(nursery: Nursery) -> AsyncIterator[Cluster]:
 async def shm(nursery: Nursery) -> AsyncIterator[Cluster]:
     """A cluster whose KV travels through shared memory."""
     async with cluster(Setup("shm"), nursery) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def nixl(nursery: Nursery) -> AsyncIterator[Cluster]:
+    """A cluster whose KV travels through NIXL."""
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    async with cluster(Setup("nixl"), nursery) as made:
         yield made

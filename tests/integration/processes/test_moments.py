@@ -94,3 +94,11 @@ async def test_over_tcp(tcp: Cluster, waits: Waits, how: str, who: str, when: st
 @pytest.mark.parametrize("how", ["kill", "stop", "cut"])
 async def test_over_shared_memory(shm: Cluster, waits: Waits, how: str, who: str, when: str) -> None:
     await play(shm, waits, how, who, when)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("when", ["mid_prefill", "mid_transfer", "before_commit"])
+@pytest.mark.parametrize("who", ["prefill", "decode"])
+@pytest.mark.parametrize("how", ["kill", "stop", "cut"])
+async def test_over_nixl(nixl: Cluster, waits: Waits, how: str, who: str, when: str) -> None:
+    await play(nixl, waits, how, who, when)
