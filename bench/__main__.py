@@ -5,6 +5,7 @@
     overhead     what the engine adds to the model's forward
     placement    what two workers on cores of their own cost each other
     transfer     a hand-off's bytes against memcpy
+    overlap      what of a transfer is felt after the last chunk
     peers        the engine alone beside OpenVINO GenAI, vLLM, llama.cpp and transformers (`make bench-peers`)
     ttft         time to first token, two pools against one
     streams      what serving adds to a token at 32 streams
@@ -44,6 +45,7 @@ from bench.limits import limits_report, measure_limits
 from bench.load import LoadFailed, client_main
 from bench.machine import MachineFacts, cpu_seconds, foreign_percent, machine_facts
 from bench.overhead import run_overhead
+from bench.overlap import of_layout, run_overlap
 from bench.overload import OverloadBenchConfig, run_overload
 from bench.peers.measure import run_peers
 from bench.peers.run import PeersConfig
@@ -124,6 +126,12 @@ def measure_transfer(options: Options, say: Say) -> Report:
         config = replace(config, rounds=config.num_sets * options.rounds if options.rounds else config.rounds)
         parts.append((label, run_transfer(config, say)))
     return joined(parts)
+
+
+def measure_overlap(options: Options, say: Say) -> Report:
+    """A minute."""
+    layouts = TRANSFER_LAYOUTS.items()
+    return joined([(label, run_overlap(of_layout(layout, options.rounds), say)) for label, layout in layouts])
 
 
 def measure_ttft(options: Options, say: Say) -> Report:
@@ -235,6 +243,7 @@ MEASUREMENTS: dict[str, Callable[[Options, Say], Report]] = {
     "overhead": measure_overhead,
     "placement": measure_placement,
     "transfer": measure_transfer,
+    "overlap": measure_overlap,
     "ttft": measure_ttft,
     "streams": measure_streams,
     "cancel": measure_cancel,
