@@ -2,9 +2,10 @@
 
     a child process computes a prompt in chunks (one core is kept busy) ── Pusher, connector ──▶ this process: region, window
 
-A transfer of k pieces that goes on while later chunks compute is felt for max(t, k·t - T_p·(k-1)/k): t is the time of one piece by
-itself, T_p that of the prompt. Both sides of that are measured here, for long prompts (all but the last piece is hidden) and for
-short ones (the transfer is the longer). What computes is a stand-in; the transfer is the product's own, from `advance` on.
+A transfer of k pieces that goes on while later chunks compute is felt for max(t, k·t - T_p·(k-1)/k): t is the time of one piece
+after a chunk, with nothing before it; T_p is that of the prompt. Both sides of that are measured here, for long prompts (all but
+the last piece is hidden) and for short ones (the transfer is the longer). What computes is a stand-in; the transfer is the
+product's own, from `advance` on.
 `python -m bench overlap`. Does not measure messages, leases or engines: `ttft` does.
 """
 
@@ -217,11 +218,14 @@ async def _cell(prompts: _Prompts, pieces: int, long: bool) -> Cell:
     """A piece by itself and the whole in turns, so that both see the same machine."""
     config = prompts.config
     tokens = config.num_tokens // pieces
-    alone = [await prompts.once(1, 0.0, tokens) for _ in range(config.rounds)]
-    prompt_s = config.long_s if long else config.short * pieces * statistics.median(alone)
-    alone, felt = [], []
+    prompt_s = config.long_s
+    if not long:
+        at_once = [await prompts.once(1, 0.0, tokens) for _ in range(config.rounds)]
+        prompt_s = config.short * pieces * statistics.median(at_once)
+    alone: list[float] = []
+    felt: list[float] = []
     for _ in range(config.rounds):
-        alone.append(await prompts.once(1, 0.0, tokens))
+        alone.append(await prompts.once(1, prompt_s / pieces, tokens))  # after a chunk as the last one is
         felt.append(await prompts.once(pieces, prompt_s, config.num_tokens))
     return Cell(pieces, long, prompt_s, statistics.median(alone), tuple(felt))
 
