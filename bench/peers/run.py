@@ -34,8 +34,8 @@ class PeersConfig:
     threads: int = 2
     rounds: int = 5
     prefill_tokens: int = 1024
-    decode_prompt_tokens: int = 64
-    decode_tokens: int = 24
+    decode_prompt_tokens: int = 32
+    decode_tokens: int = 16
     warm_tokens: int = 4
     seed: int = 0
 
