@@ -25,6 +25,7 @@ from kv_transfer.config import ReceiverConfig
 from kv_transfer.endings import report, until_done
 from kv_transfer.links import Side
 from kv_transfer.receiver import Receiver
+from kv_transfer.staging import StagedLease, StagedPool
 from worker.block_feed import BlockFeed
 
 
@@ -59,13 +60,12 @@ class DecodeWorker:
         self._state = WorkerState.STARTING
         self.on_mismatch: Callable[[], None] | None = None
         self._pool = EnginePool(self.driver, self._book)
-        self.receiver: Receiver[KVLease] = Receiver(
-            side,
-            self._pool,
-            HandoffListener(self._book, self._on_mismatch),
-            config.receiver,
-            self.driver.die,
-        )
+        around = (HandoffListener(self._book, self._on_mismatch), config.receiver, self.driver.die)
+        self.receiver: Receiver[KVLease] | Receiver[StagedLease[KVLease]]
+        if side.staging is None:
+            self.receiver = Receiver(side, self._pool, *around)
+        else:
+            self.receiver = Receiver(side, StagedPool(self._pool, side.staging, side.layout.block_size), *around)
         self._book.on_unread = self.receiver.give_up
 
     @property

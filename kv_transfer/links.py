@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from contracts.clock import Clock
@@ -30,6 +30,7 @@ from kv_transfer.endings import until_done
 from kv_transfer.handoff import Observer, unobserved
 from kv_transfer.heartbeat import Heartbeats
 from kv_transfer.peer import HandoffPeer
+from kv_transfer.staging import StagedConnector, StagedDigester, StagingArea
 
 logger = logging.getLogger(__name__)
 MAX_LINKS = 256  # each life of a decode worker has its own; to have forgotten one costs a Connect
@@ -40,6 +41,7 @@ class Side:
     """One worker's half of every pair: who it is, its KV memory's layout, and its connectors, which expose that memory.
 
     `observer` hears every step of its hand-offs, in order. `digester` reads that memory; None where integrity is off.
+    `staging` is that memory where the engine's own is on a device: see `staged`.
     """
 
     ref: WorkerRef
@@ -48,6 +50,17 @@ class Side:
     clock: Clock
     observer: Observer = unobserved
     digester: Digester | None = None
+    staging: StagingArea | None = None
+
+
+def staged(side: Side, area: StagingArea, *, sends: bool) -> Side:
+    """`side`, whose connectors expose `area`, for KV memory on a device: what it sends is fetched from there.
+
+    What it receives, a `StagedPool` brings there. `sends`: blocks that are digested are those of the device, not slots.
+    """
+    connectors = tuple(StagedConnector(connector, area) for connector in side.connectors)
+    digester = StagedDigester(side.digester, area) if sends and side.digester is not None else side.digester
+    return replace(side, connectors=connectors, digester=digester, staging=area)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,10 +20,11 @@ from rpc.server import ServerConfig
 class WorkerConfig:
     """One worker process.
 
-    `kv_memory_bytes` None sizes the KV pool by measurement. `connectors` are kinds, or ("auto",). `routers` are host:port of
-    routers' gRPC ports to announce to, `redis` the registry that routers share. `metrics_port` None serves no metrics; 0 takes
-    a free port. `secret` is what processes of the cluster prove to each other that they know; None believes whoever reaches a
-    port. `placement` is what the process already has, for it to say.
+    `kv_memory_bytes` None sizes the KV pool by measurement; beside one on a GPU lie `kv_staging_bytes` of the host.
+    `connectors` are kinds, or ("auto",). `routers` are host:port of routers' gRPC ports to announce to, `redis` the registry
+    that routers share. `metrics_port` None serves no metrics; 0 takes a free port. `secret` is what processes of the cluster
+    prove to each other that they know; None believes whoever reaches a port. `placement` is what the process already has,
+    for it to say.
     """
 
     worker_id: str
@@ -31,6 +32,7 @@ class WorkerConfig:
     model: ModelRuntimeConfig
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     kv_memory_bytes: int | None = None
+    kv_staging_bytes: int = 1 << 30
     connectors: tuple[str, ...] = (AUTO,)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
@@ -44,5 +46,7 @@ class WorkerConfig:
     placement: Placement | None = None
 
     def __post_init__(self) -> None:
+        if self.kv_staging_bytes < 1:
+            raise ConfigError(f"kv_staging_bytes: got {self.kv_staging_bytes}, must be at least 1")
         if not self.worker_id:
             raise ConfigError("worker_id: got '', must not be empty")

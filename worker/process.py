@@ -29,8 +29,7 @@ from engine.pace import Pace
 from kv_transfer.choose import NetworkConfig, make_connectors
 from kv_transfer.connector import Connector
 from kv_transfer.digests import ThreadDigester
-from kv_transfer.links import Side
-from kv_transfer.region import SharedRegion
+from kv_transfer.links import Side, staged
 from observability.log import get_logger
 from observability.worker_metrics import WorkerMetrics
 from rpc.lifecycle import Lifecycle, ServedWorker, honest_load
@@ -45,6 +44,7 @@ from worker.block_feed import BlockFeed
 from worker.block_servicer import SERVICE_NAME as BLOCK_EVENTS
 from worker.block_servicer import BlockEventsServicer
 from worker.config import WorkerConfig
+from worker.kv_memory import KVMemory, make_kv_memory
 from worker.placement import say_placement
 from worker.registration import Registration
 
@@ -92,7 +92,7 @@ class Computer:
     """A warm model on its KV memory; `pace` knows what its warm-up took."""
 
     runner: ModelRunner
-    region: SharedRegion
+    memory: KVMemory
     pace: Pace
 
 
@@ -101,9 +101,8 @@ def build(config: WorkerConfig) -> Computer:
     loaded = load(config.model)
     with memory_turn():
         num_blocks = loaded.num_blocks_for(config.kv_memory_bytes)
-        region = SharedRegion(num_blocks * loaded.layout.block_bytes)
-        region.populate()  # else the first request on each block pays for it, twenty times slower than a copy
-    return Computer(loaded.runner(region.buffer, num_blocks), region, loaded.pace)
+        memory = make_kv_memory(loaded, num_blocks, config.kv_staging_bytes)
+    return Computer(loaded.runner(memory.buffer, num_blocks), memory, loaded.pace)
 
 
 async def serve(config: WorkerConfig, door: Door) -> None:
@@ -134,14 +133,14 @@ async def serve(config: WorkerConfig, door: Door) -> None:
             log.info("stopped while loading")
             await server.stop(0)
             abandon(0)
-        stack.callback(computer.region.close)
+        stack.callback(computer.memory.close)
         ref = await signals.unless_asked(registration.begin_life())
         if ref is None:
             log.info("stopped while waiting for the registry")
             return
         address = server.advertised_address(registration.toward)
         network = replace(reached_with(address, config.network), secret=config.secret)
-        side = _side(make_connectors(config.connectors, network), computer, (ref, clock), stack)
+        side = _side(make_connectors(config.connectors, network), computer, (ref, clock), door.kind, stack)
         metrics.born(ref.epoch)
         layout = computer.runner.layout
         metrics.aliases.describe(layout.block_size, computer.runner.num_blocks, caching, layout.dtype)
@@ -175,15 +174,21 @@ def reached_with(address: str, network: NetworkConfig) -> NetworkConfig:
 
 
 def _side(
-    connectors: tuple[Connector, ...], computer: Computer, life: tuple[WorkerRef, Clock], stack: AsyncExitStack
+    connectors: tuple[Connector, ...],
+    computer: Computer,
+    life: tuple[WorkerRef, Clock],
+    kind: WorkerKind,
+    stack: AsyncExitStack,
 ) -> Side:
     ref, clock = life
     for connector in connectors:
         stack.push_async_callback(connector.close)
-        connector.expose(computer.region)
-    digester = ThreadDigester(computer.region)
+        connector.expose(computer.memory.region)
+    digester = ThreadDigester(computer.memory.region)
     stack.callback(digester.close)
-    return Side(ref, computer.runner.layout, connectors, clock, digester=digester)
+    side = Side(ref, computer.runner.layout, connectors, clock, digester=digester)
+    area = computer.memory.staging
+    return side if area is None else staged(side, area, sends=kind is WorkerKind.PREFILL)
 
 
 def _info(config: WorkerConfig, where: tuple[WorkerKind, str], side: Side, runner: ModelRunner) -> WorkerInfo:

@@ -36,9 +36,10 @@ from kv_transfer.choose import NetworkConfig, make_connectors
 from kv_transfer.config import SenderConfig
 from kv_transfer.connector import Connector
 from kv_transfer.digests import ThreadDigester
-from kv_transfer.links import Side
+from kv_transfer.links import Side, staged
 from kv_transfer.local import FaultPlan, LocalConnector, LocalHub, no_faults
 from kv_transfer.region import SharedRegion
+from kv_transfer.staging import HostDevice, StagingArea
 from observability.worker_metrics import WorkerMetrics
 from prefill_service.main import PrefillDoor
 from prefill_service.run import RunConfig
@@ -73,6 +74,7 @@ class Setup:
     real: RealModel | None = None  # in place of the fake ones
     epoch: int = 1  # of all its workers
     server: ServerConfig = field(default_factory=ServerConfig)  # of each
+    staging_slots: int = 0  # of each, between its connectors and KV memory that is "on a device"; 0: none
 
 
 @dataclass(frozen=True)
@@ -168,19 +170,23 @@ async def pools(setup: Setup | None = None) -> AsyncIterator[Pools]:
 
 
 async def _decode(setup: Setup, index: int, hub: LocalHub, stack: AsyncExitStack) -> Served:
-    engine, connectors, region = _engine(setup, setup.decode_model or setup.model, setup.decode_blocks, (hub, stack))
+    engine, connectors, region, area = _engine(
+        setup, setup.decode_model or setup.model, setup.decode_blocks, (hub, stack)
+    )
     ref = WorkerRef(f"decode-{index}", setup.epoch)
     layout = setup.real.layout if setup.real else (setup.decode_model or setup.model).layout
     side = _side(ref, layout, engine, (connectors, region, stack))
+    side = side if area is None else staged(side, area, sends=False)
     return await _serve(DecodeDoor(setup.answers), side, engine, (setup, region, stack))
 
 
 async def _prefill(setup: Setup, index: int, hub: LocalHub, stack: AsyncExitStack) -> Served:
     faults = setup.faults if index == 0 else no_faults
-    engine, connectors, region = _engine(setup, setup.model, setup.prefill_blocks, (hub, stack), faults)
+    engine, connectors, region, area = _engine(setup, setup.model, setup.prefill_blocks, (hub, stack), faults)
     ref = WorkerRef(f"prefill-{index}", setup.epoch)
     layout = setup.real.layout if setup.real else setup.model.layout
     side = _side(ref, layout, engine, (connectors, region, stack))
+    side = side if area is None else staged(side, area, sends=True)
     return await _serve(PrefillDoor(setup.run), side, engine, (setup, region, stack))
 
 
@@ -190,12 +196,17 @@ def _engine(
     num_blocks: int,
     around: tuple[LocalHub, AsyncExitStack],
     faults: FaultPlan = no_faults,
-) -> tuple[Engine, list[Connector], SharedRegion]:
+) -> tuple[Engine, list[Connector], SharedRegion, StagingArea | None]:
     hub, stack = around
     clock = MonotonicClock()
     layout = setup.real.layout if setup.real else model.layout
-    region = SharedRegion(num_blocks * layout.block_bytes)
+    region = SharedRegion((setup.staging_slots or num_blocks) * layout.block_bytes)
     stack.callback(region.close)
+    memory, area = region.buffer, None
+    if setup.staging_slots:
+        memory = memoryview(bytearray(num_blocks * layout.block_bytes))
+        area = StagingArea(HostDevice(memory, region.buffer), region, layout.block_bytes)
+        stack.callback(area.close)
     connectors: list[Connector]
     if setup.connector == "local":
         connectors = [LocalConnector(hub, clock, faults)]
@@ -205,11 +216,11 @@ def _engine(
         stack.push_async_callback(connector.close)
         connector.expose(region)
     runner: ModelRunner
-    if setup.real:
-        runner = setup.real.runner(num_blocks, region.buffer)
+    if setup.real is not None:
+        runner = setup.real.runner(num_blocks, memory)
     else:
-        runner = FakeRunner(model, num_blocks, region.buffer, step_s=setup.step_s)
-    return Engine(runner, EngineConfig(setup.scheduler), clock), connectors, region
+        runner = FakeRunner(model, num_blocks, memory, step_s=setup.step_s)
+    return Engine(runner, EngineConfig(setup.scheduler), clock), connectors, region, area
 
 
 def _side(

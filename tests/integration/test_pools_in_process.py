@@ -37,11 +37,13 @@ from tests.integration.pools import (
 SAMPLED = SamplingParams(temperature=1.0, top_p=0.9, seed=7, logprobs=2)
 
 
+@pytest.mark.parametrize("staging_slots", [0, 24])
 @pytest.mark.parametrize("connector", ["local", "shm", "tcp", "nixl"])
-async def test_many_requests_at_once_get_their_own_tokens(connector: str) -> None:
+async def test_many_requests_at_once_get_their_own_tokens(connector: str, staging_slots: int) -> None:
     if connector == "nixl" and why_not() is not None:
         pytest.skip(why_not() or "")
-    async with pools(Setup(num_prefill=2, num_decode=2, connector=connector)) as made:
+    setup = Setup(num_prefill=2, num_decode=2, connector=connector, staging_slots=staging_slots)
+    async with pools(setup) as made:
         decodings = [Decoding(served) for served in made.decode]
 
         async def one(index: int) -> None:
