@@ -44,10 +44,7 @@ class DissectedRunner:
     """A ModelRunner around another; `times` has one entry per execute."""
 
     def __init__(self, inner: TorchRunner) -> None:
-        from engine.sampling.sampler import Sampler
-
         self._inner = inner
-        self._sampler = Sampler(inner.vocab_size, inner.eos_token_ids)
         self.times: list[RunnerTimes] = []
 
     @property
@@ -86,7 +83,7 @@ class DissectedRunner:
         # The same rows again: KV cells get the values they have.
         logits = self._inner.logits(batch)
         rows = [request for request in batch.requests if request.samples]
-        sample_s = _seconds(lambda: self._sampler.sample(logits, rows))
+        sample_s = _seconds(lambda: self._inner.sampler.sample(logits, rows))
         self.times.append(RunnerTimes(execute_s, build_s, sample_s, time.perf_counter() - begin))
         return answer
 

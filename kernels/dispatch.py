@@ -5,6 +5,7 @@
     rms_norm, rotary, silu_mul   readable torch     torch, fewest calls               C++                            Triton
     kv_cache                     row by row         gathered blocks, dense attention  C++, straight from the blocks  Triton
     forward                      one op after the other                               all layers in one call         fused rotation
+    sampling                     torch, row by row                                    C++, all rows in one call      torch
 
 Nothing is chosen silently: what is missing for the best is a warning, and what was asked for by name and is missing is an
 error. Does not know models.
@@ -42,7 +43,7 @@ REFERENCE = Kernels(
     rotary=reference.rotary,
     silu_mul=reference.silu_mul,
     kv_cache=reference.ReferenceKVCache,
-    labels=labels("reference", forward="one by one"),
+    labels=labels("reference", forward="one by one", sampling="torch"),
 )
 TORCH = Kernels(
     name="torch",

@@ -8,9 +8,10 @@ from types import MappingProxyType
 
 from kernels.interface import MakeEmbedding, MakeKVCache, MakeLinear, MakeTied, Ops, RMSNorm, Rotary, SiluMul
 from kernels.one_by_one import OneByOne
+from kernels.sampling import Sampling
 from kernels.stack import Forward, Stack
 
-OPS = ("linear", "embedding", "rms_norm", "rotary", "silu_mul", "kv_cache", "forward")
+OPS = ("linear", "embedding", "rms_norm", "rotary", "silu_mul", "kv_cache", "forward", "sampling")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class Kernels:
     """One implementation of every op. `labels` says of each op of OPS which, in a word or two; `notes` what is missing.
 
     `exact`: the same row has the same bits whatever shares its call. `device`: where weights, activations and KV lie.
+    `sampling` None: the engine samples by torch.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Kernels:
     kv_cache: MakeKVCache
     labels: Mapping[str, str]
     forward: Callable[[Stack, Ops], Forward] = OneByOne
+    sampling: Callable[[], Sampling] | None = None
     notes: tuple[str, ...] = ()
     exact: bool = False
     device: str = "cpu"

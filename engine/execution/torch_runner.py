@@ -30,7 +30,7 @@ _PROMPT_ROWS_AT_ONCE = 64  # a row of float32 logits can be more than half a meg
 
 
 class TorchRunner:
-    """A ModelRunner. Owns the model; borrows `kv_buffer`, which must hold exactly `num_blocks` blocks of `layout`."""
+    """A ModelRunner. Owns the model and `sampler`; borrows `kv_buffer`, which must hold exactly `num_blocks` blocks of `layout`."""
 
     def __init__(
         self, model: Decoder, layout: KVLayout, kv_buffer: memoryview | Tensor, num_blocks: int, max_model_len: int
@@ -40,7 +40,8 @@ class TorchRunner:
         self._num_blocks = num_blocks
         self._max_model_len = max_model_len
         self._eos_token_ids = frozenset(model.config.eos_token_ids)
-        self._sampler = Sampler(model.config.vocab_size, self._eos_token_ids)
+        make = model.kernels.sampling
+        self.sampler = Sampler(model.config.vocab_size, self._eos_token_ids, None if make is None else make())
         memory = kv_tensor(kv_buffer, layout, num_blocks)
         self._device = memory.device
         self._cache = model.kernels.kv_cache(memory, model.config.windows)
@@ -89,7 +90,7 @@ class TorchRunner:
         hidden = self._forward(inputs) if inputs.prompts or not inputs.samples else None
         if inputs.samples:
             logits = self._step(inputs) if hidden is None else self._sampled_logits(hidden, inputs)
-            sampled = self._sampler.sample(logits, [batch.requests[i] for i in inputs.samples])
+            sampled = self.sampler.sample(logits, [batch.requests[i] for i in inputs.samples])
             for index, token in zip(inputs.samples, sampled, strict=True):
                 results[index] = token
         if hidden is not None:

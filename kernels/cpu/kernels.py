@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 
 from kernels.cpu.attention import NativeKVCache, kv_cache_of
@@ -9,6 +11,7 @@ from kernels.cpu.embedding import PackedEmbedding
 from kernels.cpu.layers import Fused
 from kernels.cpu.library import Library
 from kernels.cpu.linear import PackedLinear, linear_of
+from kernels.cpu.sampling import NativeSampling
 from kernels.cpu.small import Small
 from kernels.implementation import Kernels, labels
 from kernels.interface import Ops
@@ -44,5 +47,6 @@ def native(library: Library) -> Kernels:
         kv_cache=kv_cache,
         labels=labels(library.isa),
         forward=forward,
+        sampling=partial(NativeSampling, library),
         exact=True,
     )

@@ -26,5 +26,6 @@ def triton_kernels(device: str) -> Kernels:
             linear="cuBLAS",
             embedding="torch, in a tied head's weight",
             forward="Triton, rotation with KV write",
+            sampling="torch",
         ),
     )

@@ -9,14 +9,26 @@ from engine.sampling.logprobs import prompt_logprobs, token_logprob
 from engine.sampling.race import draw
 from engine.sampling.random import keys
 from engine.sampling.sampler import GREEDY_TEMPERATURE, Sampler
+from kernels.cpu.config import compiler
+from kernels.cpu.library import load, supported_isas
+from kernels.cpu.sampling import NativeSampling
 
 VOCAB = 50
 EOS = 2
 
 
+@pytest.fixture(params=["torch", "native"])
+def kernel(request):
+    if request.param == "torch":
+        return None
+    if not (compiler() and supported_isas()):
+        pytest.skip("no compiler, or not Linux")
+    return NativeSampling(load(supported_isas()[0]))
+
+
 @pytest.fixture
-def sampler():
-    return Sampler(VOCAB, frozenset({EOS}))
+def sampler(kernel):
+    return Sampler(VOCAB, frozenset({EOS}), kernel)
 
 
 @pytest.fixture
@@ -31,12 +43,12 @@ def token(sampler, logits, row):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("vocab_size", [7, 1_000, 151_936])
 @pytest.mark.parametrize("num_rows", [1, 16])
-def test_greedy_takes_the_first_of_equal_maxima(make_row, dtype, vocab_size, num_rows):
+def test_greedy_takes_the_first_of_equal_maxima(make_row, dtype, vocab_size, num_rows, kernel):
     logits = torch.zeros(num_rows, vocab_size, dtype=dtype)
     first = [(17 * i + 3) % (vocab_size // 2 + 1) for i in range(num_rows)]
     for i, low in enumerate(first):
         logits[i, low:] = 1
-    sampler = Sampler(vocab_size, frozenset({EOS}))
+    sampler = Sampler(vocab_size, frozenset({EOS}), kernel)
     assert [s.token_id for s in sampler.sample(logits, [make_row(temperature=0.0)] * num_rows)] == first
 
 
@@ -83,8 +95,8 @@ def test_ignore_eos_alone_changes_no_token(sampler, make_row):
     assert token(sampler, logits, make_row(temperature=0.0, ignore_eos=True)) == EOS
 
 
-def test_eos_beyond_the_output_layer_needs_no_mask(make_row):
-    sampler = Sampler(VOCAB, frozenset({VOCAB + 3}))
+def test_eos_beyond_the_output_layer_needs_no_mask(make_row, kernel):
+    sampler = Sampler(VOCAB, frozenset({VOCAB + 3}), kernel)
     assert token(sampler, torch.ones(1, VOCAB), make_row(temperature=0.0, min_tokens=3)) == 0
 
 
@@ -194,15 +206,15 @@ def test_broken_logits_are_said_aloud_by_their_row_alone(sampler, logits, make_r
     assert "not finite" in broken.fault
 
 
-def test_a_ban_on_every_token_is_said_aloud(make_row):
+def test_a_ban_on_every_token_is_said_aloud(make_row, kernel):
     row = make_row(prompt=(1,), min_tokens=1, stop_token_ids=(1,))
-    (banned,) = Sampler(2, frozenset({0})).sample(torch.zeros(1, 2), [row])
+    (banned,) = Sampler(2, frozenset({0}), kernel).sample(torch.zeros(1, 2), [row])
     assert banned.token_id is None
     assert "not finite" in banned.fault
 
 
 @pytest.mark.parametrize("penalty", [0.01, 100.0])
-def test_no_bounded_parameter_makes_logits_infinite(make_row, penalty):
+def test_no_bounded_parameter_makes_logits_infinite(make_row, penalty, kernel):
     """Each bound at its end, on logits far beyond any model's, twenty times the same token in the output."""
     row = make_row(
         output=(1,) * 20,
@@ -215,7 +227,7 @@ def test_no_bounded_parameter_makes_logits_infinite(make_row, penalty):
     )
     row.sampling.validate(VOCAB)
     logits = torch.linspace(-1e6, 1e6, VOCAB).unsqueeze(0)
-    (sampled,) = Sampler(VOCAB, frozenset()).sample(logits, [row])
+    (sampled,) = Sampler(VOCAB, frozenset(), kernel).sample(logits, [row])
     assert sampled.fault is None
     assert math.isfinite(sampled.logprob.logprob)
 
