@@ -37,9 +37,12 @@ async def played(stack: Stack, journal: Journal, steps: tuple[str, ...]) -> None
     await files.hard(stack, journal)
     client = Client(stack.ports["HTTP_PORT"])
     try:
+        truth: dict[str, list[int]] = {}
         with journal.check(f"`diptych generate` in a container of its own answers {len(PROMPTS)} prompts") as line:
             truth = await truth_of(stack)
             line.said = f"{sum(map(len, truth.values()))} tokens"
+        if not truth:
+            raise NotSo("nothing is known to compare answers with")
         acting = Scene(stack, journal, client, Watch(stack), truth, begun)
         for step in (*scene.STEPS, mistakes.mistaken, scene.shrunk):
             if not steps or step.__name__ in steps:
