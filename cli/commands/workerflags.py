@@ -8,13 +8,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import click
+
 from cli.commands import flags
 from cli.commands.doorflags import TLS_OPTIONS, TlsFlags, cluster_secret, tls_config
 from cli.commands.registryflags import REGISTRY_OPTIONS, RegistryFlags, redis_config
-from cli.options import ADDRESS, ADVERTISE, CORES, LABEL, PORT, Decorated, option
+from cli.options import ADDRESS, ADVERTISE, CORES, LABEL, PORT, SIZE, Decorated, option
 from contracts.errors import ConfigError
 from contracts.worker import WorkerKind
-from engine.build import ModelRuntimeConfig
+from engine.build import DEVICES, ModelRuntimeConfig
 from engine.config import SchedulerConfig, SchedulingPolicy
 from engine.models.store import model_name
 from kv_transfer.choose import AUTO, NetworkConfig
@@ -38,6 +40,9 @@ class WorkerFlags(TlsFlags, RegistryFlags):
     integrity: str
     threads: int | None
     cores: CoreChoice | None
+    device: str
+    gpu_memory_utilisation: float
+    kv_staging: int
     kv_memory: int | None
     max_num_batched_tokens: int | None
     max_num_seqs: int | None
@@ -86,6 +91,30 @@ OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
         metavar="N[,N-N…]|auto",
         help="CPUs that this process keeps to; auto takes as many whole cores as --threads that no other worker of this user has, "
         "on one memory node if it can be. [default: any]",
+    ),
+    option(
+        "--device",
+        section="Model",
+        type=click.Choice(DEVICES),
+        default="auto",
+        help="Where the model computes; auto takes a GPU where torch sees one, and cuda refuses to start without.",
+    ),
+    option(
+        "--gpu-memory-utilization",
+        "gpu_memory_utilisation",
+        section="Memory and batching",
+        type=click.FloatRange(0, 1, min_open=True),
+        default=0.9,
+        metavar="SHARE",
+        help="On a GPU: share of the memory free after loading that KV and the largest step may take.",
+    ),
+    option(
+        "--kv-staging",
+        section="Memory and batching",
+        type=SIZE,
+        default="1GiB",
+        metavar="SIZE",
+        help="On a GPU: pinned host memory that KV passes through on its way; it bounds the longest prompt that can be handed off.",
     ),
     flags.kv_memory_option(
         None,
@@ -146,6 +175,7 @@ def worker_config(given: WorkerFlags, pool: WorkerKind) -> WorkerConfig:
         model=runtime_config(given, scheduler),
         scheduler=scheduler,
         kv_memory_bytes=given["kv_memory"],
+        kv_staging_bytes=given["kv_staging"],
         connectors=connectors(given),
         network=network_config(given),
         server=ServerConfig(
@@ -194,6 +224,8 @@ def runtime_config(given: WorkerFlags, scheduler: SchedulerConfig) -> ModelRunti
     return ModelRuntimeConfig(
         model_dir=given["model"],
         dtype=given["dtype"],
+        device=given["device"],
+        gpu_memory_utilisation=given["gpu_memory_utilisation"],
         max_model_len=given["max_model_len"],
         threads=given["threads"],
         max_num_batched_tokens=scheduler.max_num_batched_tokens,

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
+from cli.config import GIB
 from cli.doctor.finding import Finding, broken, ok, warning
 from contracts.errors import ConfigError
 from kernels.cpu.config import compiler
+
+if TYPE_CHECKING:
+    import torch
 
 
 def check_kernels() -> Iterator[Finding]:
@@ -32,8 +37,27 @@ def check_kernels() -> Iterator[Finding]:
         yield ok(subject, chosen)
         for note in found.notes:
             yield warning(subject, note, "install g++, or set CXX; torch's kernels are slower")
-    if torch.cuda.is_available():
-        yield ok("GPU", torch.cuda.get_device_name())
+    yield from _gpu(torch.float32)
+
+
+def _gpu(dtype: torch.dtype) -> Iterator[Finding]:
+    import torch
+
+    from kernels.dispatch import candidates
+
+    if not torch.cuda.is_available():
+        yield ok("GPU", "none that torch sees; models run on the CPU")
+        return
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        capability = f"sm_{properties.major}{properties.minor}"
+        yield ok(f"GPU {index}", f"{properties.name}, {properties.total_memory / GIB:.0f} GiB, {capability}")
+    try:
+        found = candidates("cuda", dtype)
+    except ConfigError as error:
+        yield warning("  kernels", error.message, "pip install -c constraints.txt -e .[gpu], or run with --device cpu")
+        return
+    yield ok("  kernels", "; ".join(f"{', '.join(ops)}: {label}" for label, ops in _by_label(found.labels).items()))
 
 
 def _by_label(labels: Mapping[str, str]) -> dict[str, list[str]]:
