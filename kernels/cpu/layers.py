@@ -108,6 +108,8 @@ class Fused:
         """See `kernels.stack.Forward`."""
         hidden = hidden.contiguous()
         logits = self._empty(len(hidden), self._kept.shape.vocab_size)
+        if not len(hidden):
+            return logits
         step = StepStruct(rows=len(hidden), hidden=hidden.data_ptr(), logits=logits.data_ptr())
         threads = torch.get_num_threads()
         scratch = self._scratch(step, threads)

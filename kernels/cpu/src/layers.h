@@ -32,7 +32,7 @@ struct Step {
     int64_t rows;
     const void *cos, *sin;
     const AttentionStep* attention;
-    // Rows to compute to the end, or null: all.
+    // Rows to compute to the end; may be null if that is none or all.
     const int64_t* wanted;
     int64_t num_wanted;
     void *hidden, *logits;
@@ -100,9 +100,12 @@ class Walk {
     void all() {
         look_up();
         for (int64_t i = 0; i < s.num_layers; ++i) {
-            attend(i, s.layers[i]);
-            if (i == s.num_layers - 1 && step.wanted) only_wanted();
-            mlp(s.layers[i], i == s.num_layers - 1 ? (T*)step.hidden : x);
+            const bool last = i == s.num_layers - 1;
+            write_kv(i, s.layers[i]);
+            if (last && !step.num_wanted) return;
+            attend(i);
+            if (last && step.wanted) only_wanted();
+            mlp(s.layers[i], last ? (T*)step.hidden : x);
         }
         if (step.logits) head((const T*)step.hidden);
     }
@@ -141,11 +144,14 @@ class Walk {
         team.barrier();
     }
 
-    void attend(int64_t index, const LayerWeights& layer) {
+    void write_kv(int64_t index, const LayerWeights& layer) {
         norm_linear(x, layer.input_norm, layer.qkv, b.qkv);
         const QkvRows<T> of{b.qkv, (const T*)layer.q_norm, (const T*)layer.k_norm, s.eps, (const T*)step.cos, (const T*)step.sin};
         rotate_and_write(team, *step.attention, index, of);
         team.barrier();
+    }
+
+    void attend(int64_t index) {
         paged_attention(team, *step.attention, index, (const T*)b.qkv, b.attended, b.attention);
         team.barrier();
     }
