@@ -5,6 +5,7 @@ from __future__ import annotations
 from kernels.implementation import Kernels, labels
 from kernels.triton import linear, small
 from kernels.triton.cache import TritonKVCache
+from kernels.triton.choosing import choose_tokens
 from kernels.triton.forward import TritonForward
 
 
@@ -21,11 +22,12 @@ def triton_kernels(device: str) -> Kernels:
         silu_mul=small.silu_mul,
         kv_cache=TritonKVCache,
         forward=TritonForward,
+        sampling=lambda: choose_tokens,
         labels=labels(
             "Triton",
             linear="cuBLAS",
             embedding="torch, in a tied head's weight",
             forward="Triton, rotation with KV write",
-            sampling="torch",
+            sampling="Triton, filters by torch's sort",
         ),
     )

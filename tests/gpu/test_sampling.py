@@ -77,3 +77,55 @@ def test_a_row_that_is_not_finite_says_so(device: torch.device) -> None:
 
 def _signed(key: int) -> int:
     return key - (1 << 64) if key >> 63 else key
+
+
+FILTERS = [
+    {"top_k": 5},
+    {"top_k": 1},
+    {"top_p": 0.6},
+    {"top_p": 0.01},
+    {"min_p": 0.2},
+    {"top_k": 40, "top_p": 0.8, "min_p": 0.01},
+    {"top_k": 10_000},
+    {},
+]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_filters_are_the_cpus(device: torch.device, tied: bool) -> None:
+    from contracts.sampling import SamplingParams
+    from kernels.sampling import Wish
+    from kernels.triton.choosing import choose_tokens
+
+    logits = 2 * torch.randn(len(FILTERS) + 3, 300)
+    if tied:  # then ids decide what is kept
+        logits = logits.round()
+    wishes, expected = [], []
+    rows = [*range(1, len(FILTERS) + 1)]
+    for row, filters in zip(rows, FILTERS, strict=True):
+        params = SamplingParams(temperature=0.7, **filters)
+        pair = keys(row, 100 + row)
+        wishes.append(Wish(0.7, params.top_k, params.top_p, params.min_p, pair))
+        expected.append(choose(logits[row], params, pair))
+    rows.append(0)
+    wishes.append(Wish())
+    expected.append(int(logits[0].argmax()))
+    kept = logits.clone()
+    on_device = logits.to(device)
+    found = choose_tokens(on_device, rows, wishes)
+    assert [drawn.token_id for drawn in found] == expected
+    assert torch.equal(on_device.cpu(), kept)
+
+
+def test_greedy_rows_alone_and_rows_without_a_token(device: torch.device) -> None:
+    from kernels.sampling import Wish
+    from kernels.triton.choosing import choose_tokens
+
+    logits = torch.randn(3, 50, device=device)
+    logits[1, 7] = NAN
+    assert [d.token_id for d in choose_tokens(logits, range(3), [Wish()] * 3)] == [
+        int(logits[0].argmax()),
+        -1,
+        int(logits[2].argmax()),
+    ]
+    assert choose_tokens(logits, [], []) == []
