@@ -75,6 +75,8 @@ def test_processes_take_their_flags(name, mounts):
         assert worker.server.advertise == "10.1.2.3" and worker.connectors == ("tcp",)
         assert (worker.secret is None) == (name == "a model that is there")
         assert worker.redis == router.redis
+        gpu = SETS[name].get(part, {}).get("gpu", {}).get("count", 0)
+        assert flags["device"] == ("cuda" if gpu else "auto")
         assert worker.model_name == router.model_name == SETS[name].get("model", {}).get("servedName", MODEL.name)
         assert (worker.server.tls is not None) == name.startswith("TLS")
         if worker.server.tls is not None:

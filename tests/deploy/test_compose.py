@@ -95,11 +95,8 @@ def test_a_drain_ends_before_docker_kills(name):
     assert grace_s >= float(after(command(name), "--drain-timeout")) + 5
 
 
-@pytest.mark.parametrize("name", ["router", "prefill", "decode", "model"])
-@pytest.mark.parametrize("more", ["", "--log-level debug"])
-def test_each_command_is_one_that_the_cli_takes(name, more, tmp_path, monkeypatch):
-    flags = f"{name.upper()}_FLAGS"
-    words = command(name, filled(COMPOSE, **({flags: more} if more else {})))
+def parsed(words: list[str], served: Path) -> dict[str, object]:
+    """What our command line makes of them, with the model in the folder `served`."""
     place, context = COMMANDS, None
     while True:
         found = place.get_command(context, words[0])
@@ -107,8 +104,37 @@ def test_each_command_is_one_that_the_cli_takes(name, more, tmp_path, monkeypatc
         if not hasattr(found, "get_command"):
             break
         place = found
-    here = [{"/models/served": str(tmp_path)}.get(word, word) for word in words]
-    given = found.make_context(name, here).params
+    return found.make_context("it", [{"/models/served": str(served)}.get(word, word) for word in words]).params
+
+
+@pytest.mark.parametrize("name", ["prefill", "decode"])
+def test_a_worker_with_a_gpu_does_what_one_without_does_and_no_more(name, tmp_path):
+    given = parsed(
+        command(name, filled(GPU, PREFILL_FLAGS="--max-num-seqs 7", DECODE_FLAGS="--max-num-seqs 7")), tmp_path
+    )
+    plain = parsed(command(name), tmp_path)
+    assert {key: value for key, value in given.items() if plain[key] != value} == {
+        "device": "cuda",
+        "connector": "nixl",
+        "max_num_seqs": 7,
+        "kv_memory": None,  # what the GPU has left
+        "threads": None,
+    }
+    service = filled(GPU)["services"][name]
+    (place,) = service["tmpfs"]  # beside /tmp, which nothing may be run from
+    assert (
+        place.startswith("/triton:")
+        and place.endswith(",exec")
+        and service["environment"]["TRITON_CACHE_DIR"] == "/triton"
+    )
+
+
+@pytest.mark.parametrize("name", ["router", "prefill", "decode", "model"])
+@pytest.mark.parametrize("more", ["", "--log-level debug"])
+def test_each_command_is_one_that_the_cli_takes(name, more, tmp_path, monkeypatch):
+    flags = f"{name.upper()}_FLAGS"
+    words = command(name, filled(COMPOSE, **({flags: more} if more else {})))
+    given = parsed(words, tmp_path)
     if more and name != "model":
         assert given["log_level"] == "debug"
 
@@ -157,7 +183,8 @@ def test_the_gpu_file_gives_each_pool_a_device_and_torchs_cuda_build():
     assert [device["device_ids"] for device in devices] == [["0"], ["1"]]
     assert all(device["driver"] == "nvidia" and device["capabilities"] == ["gpu"] for device in devices)
     assert {gpu[name]["image"] for name in OURS} == {"diptych:0.1.0-cuda"}
-    assert gpu["model"]["build"]["args"] == {"TORCH": "cuda", "TORCH_INDEX": ""}
+    assert gpu["model"]["build"]["args"] == {"TORCH": "cuda", "TORCH_INDEX": "", "EXTRAS": "otel gpu nixl"}
+    assert {"otel", "gpu", "nixl"} <= PROJECT["project"]["optional-dependencies"].keys()
     assert SERVICES["model"]["build"]["args"]["TORCH"] == "cpu"
 
 
@@ -175,7 +202,11 @@ def test_dependencies_come_before_the_code_and_no_tools_are_in_the_last_stage():
     first, wheel, last = DOCKERFILE.split("\nFROM ")[1:]
     assert "COPY . " not in first and "COPY . " in wheel
     assert "-c constraints.txt" in first and "-c constraints.txt" in wheel
-    assert not re.search(r"apt|gcc|build-essential|setuptools", last)
+    tools = re.compile(r"apt|gcc|build-essential|setuptools")
+    found = [line for line in last.splitlines() if tools.search(line)]
+    assert [line.startswith('RUN [ "$TORCH" != cuda ] || ') for line in found] == [
+        True
+    ]  # Triton needs a compiler where it runs
     assert re.search(r"^USER 10001:10001$", last, re.M)
     assert "setuptools==" in (ROOT / "constraints.txt").read_text()
 

@@ -30,6 +30,9 @@ timeoutSeconds: 5
 - "--connector={{ $v.connector }}"
 - "--threads={{ .given.threads }}"
 - "--kv-memory={{ .given.kvMemory }}"
+{{- if gt (int .given.gpu.count) 0 }}
+- --device=cuda
+{{- end }}
 - "--drain-timeout={{ .given.drainSeconds }}"
 - "--log-level={{ $v.logLevel }}"
 {{- include "diptych.redisArgs" .root }}
