@@ -86,6 +86,8 @@ class DecodeGraphs:
         self._numbers = torch.arange(max_rows, dtype=torch.int32, device=device)
         self._host[:, :_TABLE] = torch.tensor(_PADDING, dtype=torch.int32)
         self._device.copy_(self._host)
+        # A recorded step must not wait to look at a position.
+        model.reserve(max_model_len)
         self._steps: dict[int, Callable[[], Tensor]] = {}
         # The largest first: the smaller ones fit into the memory that it took.
         for size in reversed(sizes(max_rows)):

@@ -59,13 +59,18 @@ class TritonAttention:
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See `kernels.interface.Attention`."""
         kv_write(self._cache.tensor, layer, self._slots, key, value)
-        return self._attend(layer, query)
+        return self.attend(layer, query)
 
     def rotate_and_attend(self, layer: int, qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """As rotating queries and keys of qkv [n, heads + 2 kv_heads, d] and then a call, with one pass over them less."""
-        return self._attend(layer, rotate_write(self._cache.tensor, layer, self._slots, qkv, (cos, sin)))
+        return self.attend(layer, self.rotate_and_write(layer, qkv, cos, sin))
 
-    def _attend(self, layer: int, query: Tensor) -> Tensor:
+    def rotate_and_write(self, layer: int, qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """The first half of `rotate_and_attend`: rotated queries [n, heads, d], keys and values in their cells."""
+        return rotate_write(self._cache.tensor, layer, self._slots, qkv, (cos, sin))
+
+    def attend(self, layer: int, query: Tensor) -> Tensor:
+        """The second half: query [n, heads, d] to what lies in the cells → [n, heads · d]."""
         cache, window = self._cache.tensor, self._cache.windows[layer]
         rows, heads, head_size = query.shape
         out = torch.empty((rows, heads * head_size), dtype=query.dtype, device=query.device)

@@ -52,8 +52,8 @@ def pack_kernel(
     cell = (block * (2 * LAYERS) + side) * BLOCK_SIZE + at // HEAD_SIZE
     values = tl.load(cache + (cell * KV_HEADS + head) * HEAD_SIZE + at % HEAD_SIZE, mask=inside, other=0.0)
     wide = values.to(tl.float32)
-    scale = tl.max(tl.abs(wide), 0) / largest
-    divided = wide / tl.where(scale > 0.0, scale, 1.0)
+    scale = tl.div_rn(tl.max(tl.abs(wide), 0), largest)
+    divided = tl.div_rn(wide, tl.where(scale > 0.0, scale, 1.0) + tl.zeros_like(wide))
     record = packed + ((index * (2 * LAYERS) + side) * KV_HEADS + head) * (4 + BLOCK_SIZE * HEAD_SIZE)
     if FP8:
         narrow = _to_e4m3(divided)
