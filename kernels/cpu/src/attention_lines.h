@@ -41,22 +41,24 @@ inline void transpose16(__m512i r[16], char* lines, int words) {
     }
     for (int i = 0; i < words; ++i) _mm512_storeu_si512(lines + i * LINE, r[i]);
 }
-inline void key_lines(const char* const rows[LANES], int64_t words, char* lines) {
+template <class T>
+inline void key_lines(const T* const rows[LANES], int64_t words, char* lines) {
     __m512i r[LANES];
     int64_t w = 0;
     for (; w + LANES <= words; w += LANES) {
-        for (int i = 0; i < LANES; ++i) r[i] = _mm512_loadu_si512(rows[i] + w * WORD);
+        for (int i = 0; i < LANES; ++i) r[i] = _mm512_loadu_si512((const char*)rows[i] + w * WORD);
         transpose16(r, lines + w * LINE, LANES);
     }
     if (w == words) return;
     const __mmask16 mask = V::mask(int(words - w));
-    for (int i = 0; i < LANES; ++i) r[i] = _mm512_maskz_loadu_epi32(mask, rows[i] + w * WORD);
+    for (int i = 0; i < LANES; ++i) r[i] = _mm512_maskz_loadu_epi32(mask, (const char*)rows[i] + w * WORD);
     transpose16(r, lines + w * LINE, int(words - w));
 }
 #else
-inline void key_lines(const char* const rows[LANES], int64_t words, char* lines) {
+template <class T>
+inline void key_lines(const T* const rows[LANES], int64_t words, char* lines) {
     for (int i = 0; i < LANES; ++i)
-        for (int64_t w = 0; w < words; ++w) std::memcpy(lines + w * LINE + i * WORD, rows[i] + w * WORD, WORD);
+        for (int64_t w = 0; w < words; ++w) std::memcpy(lines + w * LINE + i * WORD, (const char*)rows[i] + w * WORD, WORD);
 }
 #endif
 
@@ -111,7 +113,7 @@ class HeadCells {
         for (int64_t i = 0; i < count; i += LANES, lines += words * LINE) {
             const T* rows_of[LANES];
             rows(from + i, LANES, rows_of);
-            key_lines((const char* const*)rows_of, words, lines);
+            key_lines(rows_of, words, lines);
         }
     }
     // Value lines of positions `from` … `from` + count - 1; both multiples of sixteen.
