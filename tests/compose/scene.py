@@ -128,7 +128,7 @@ async def paused(scene: Scene) -> None:
         "docker pause the decode worker of an answer, and unpause: the answer goes on elsewhere"
     ) as line:
         answer, container = await scene.begun_somewhere("decode")
-        await scene.stack.docker("pause", container)
+        await scene.stack.pause(container)
         try:
             line.said = await scene.goes_on(answer)
         finally:

@@ -135,6 +135,14 @@ class Stack:
         networks = (await self.inspect(container))["NetworkSettings"]["Networks"]
         return networks.get(f"{PROJECT}_cluster", {}).get("IPAddress", "")
 
+    async def pause(self, container: str) -> None:
+        """`docker pause`. The freezer of control groups v1 gives up on threads that are busy in the kernel; it may be asked again."""
+        for _ in range(5):
+            await self.docker("pause", container, well=False)
+            if (await self.inspect(container))["State"]["Paused"]:
+                return
+        raise NotSo("the container cannot be paused")
+
     async def down(self) -> None:
         """Everything, volumes too."""
         await self.compose("down", "-v", "--remove-orphans", limit_s=180)
