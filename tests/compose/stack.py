@@ -136,7 +136,7 @@ class Stack:
         return networks.get(f"{PROJECT}_cluster", {}).get("IPAddress", "")
 
     async def pause(self, container: str) -> None:
-        """`docker pause`. The freezer of control groups v1 gives up on threads that are busy in the kernel; it may be asked again."""
+        """`docker pause`, asked again where the freezer of control groups v1 gives up on threads that are busy in the kernel."""
         for _ in range(5):
             await self.docker("pause", container, well=False)
             if (await self.inspect(container))["State"]["Paused"]:
