@@ -6,7 +6,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from kernels.interface import MakeEmbedding, MakeKVCache, MakeLinear, MakeTied, Ops, RMSNorm, Rotary, SiluMul
+from kernels.interface import (
+    MakeEmbedding,
+    MakeKVCache,
+    MakeLinear,
+    MakeQuantisedLinear,
+    MakeQuantisedTied,
+    MakeTied,
+    Ops,
+    RMSNorm,
+    Rotary,
+    SiluMul,
+)
 from kernels.one_by_one import OneByOne
 from kernels.sampling import Sampling
 from kernels.stack import Forward, Stack
@@ -15,10 +26,19 @@ OPS = ("linear", "embedding", "rms_norm", "rotary", "silu_mul", "kv_cache", "for
 
 
 @dataclass(frozen=True, slots=True)
+class Quantised:
+    """Linear, and a look-up in its weight, for weights that stay quantised."""
+
+    linear: MakeQuantisedLinear
+    tied: MakeQuantisedTied
+
+
+@dataclass(frozen=True, slots=True)
 class Kernels:
     """One implementation of every op. `labels` says of each op of OPS which, in a word or two; `notes` what is missing.
 
     `exact`: the same row has the same bits whatever shares its call. `device`: where weights, activations and KV lie.
+    `quantised` None: quantised weights are dequantised before they come here.
     `sampling` None: the engine samples by torch.
     """
 
@@ -36,6 +56,7 @@ class Kernels:
     notes: tuple[str, ...] = ()
     exact: bool = False
     device: str = "cpu"
+    quantised: Quantised | None = None
 
 
 def labels(everything: str, **other: str) -> Mapping[str, str]:

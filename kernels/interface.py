@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.batch import Segment
+from kernels.quantised import QuantisedWeight
 
 
 class Linear(Protocol):
@@ -53,6 +54,22 @@ class MakeTied(Protocol):
 
     def __call__(self, table: Tensor) -> tuple[Embedding, Linear]:
         """The look-up in `table` [vocab, width], and y = x tableᵀ."""
+        ...
+
+
+class MakeQuantisedLinear(Protocol):
+    """As `MakeLinear`, for a quantised weight and x of `dtype`. A row's result is `kernels.quantised.QuantisedLinear`'s."""
+
+    def __call__(self, weight: QuantisedWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear:
+        """The linear op of this weight."""
+        ...
+
+
+class MakeQuantisedTied(Protocol):
+    """As `MakeTied`, for a quantised table."""
+
+    def __call__(self, table: QuantisedWeight, dtype: torch.dtype) -> tuple[Embedding, Linear]:
+        """The look-up in `table`, dequantised to `dtype`, and y = x tableᵀ."""
         ...
 
 

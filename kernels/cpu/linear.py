@@ -1,8 +1,8 @@
 """Linear with weights in the native library's order: see src/linear.h for what a panel is and why a row's bits never change.
 
-    packed = linear_of(library)(weight, bias)        packed(x, residual)         y = x Wᵀ + b (+ residual)
-                                                     packed.rows(ids)            rows of the weight: a tied embedding
-                                                     packed.struct               for native calls that run many ops
+    linear = linear_of(library)(weight, bias)        linear(x, residual)         y = x Wᵀ + b (+ residual)
+                                                     linear.rows(ids)            rows of the weight: a tied embedding
+                                                     linear.struct               for native calls that run many ops
 
 The weight is held once, packed; the plain one is the caller's to drop. Does not know models.
 """
@@ -11,19 +11,22 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kernels.cpu.library import I32, INT, PTR, Function, Library
 from kernels.cpu.pages import ARENA
+from kernels.cpu.quantised import packed
+from kernels.quantised import Format, QuantisedWeight
 
 LANES = 16
 _LINE_BYTES = 64
-FLOAT32, BFLOAT16, INT8, INT4 = range(4)
 _SHORT = {torch.float32: "f32", torch.bfloat16: "bf16"}
-_KIND = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
+# `LinearKind` of src/linear_call.h.
+_KIND = {torch.float32: 0, torch.bfloat16: 1}
+_QUANTISED_KIND: dict[Format, int] = {"int8": 2, "int4": 3, "int4_k": 4}
 FUNCTIONS = {
     f"dt_{op}_{short}": arguments
     for short in _SHORT.values()
@@ -36,16 +39,13 @@ FUNCTIONS = {
 
 
 class LinearStruct(ctypes.Structure):
-    """`struct Linear` of src/linear.h, field by field; valid as long as the op that owns the memory."""
+    """`struct Linear` of src/linear_call.h, field by field; valid as long as the op that owns the memory."""
 
     _fields_ = (
         ("kind", ctypes.c_int32),
-        ("group", ctypes.c_int32),
         ("inputs", ctypes.c_int64),
         ("outputs", ctypes.c_int64),
         ("weight", ctypes.c_void_p),
-        ("scale", ctypes.c_void_p),
-        ("minimum", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
     )
 
@@ -59,23 +59,30 @@ def padded_bias(bias: Tensor | None, outputs: int) -> Tensor | None:
     return padded
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A weight in panels, uint8, and what linear must know of it; `dtype` is that of x and y."""
+
+    kind: int
+    dtype: torch.dtype
+    outputs: int
+    inputs: int
+    panels: Tensor
+
+
 class PackedLinear:
     """Owns the packed weight and the bias; see `kernels.interface.Linear`."""
 
-    def __init__(self, call: dict[str, Function], weight: Tensor, bias: Tensor | None) -> None:
-        outputs, inputs = weight.shape
+    def __init__(self, call: dict[str, Function], weight: Packed, bias: Tensor | None) -> None:
         self.dtype = weight.dtype
-        lines = -(-inputs * weight.element_size() // 4)
-        self._weight = ARENA.empty(-(-outputs // LANES) * lines * _LINE_BYTES)
-        self._bias = padded_bias(bias, outputs)
+        self._weight = weight.panels
+        self._bias = padded_bias(bias, weight.outputs)
         short = _SHORT[weight.dtype]
         self._linear, self._embed = call[f"dt_linear_{short}"], call[f"dt_embed_{short}"]
-        plain = weight.contiguous()
-        call[f"dt_pack_{short}"](self._weight.data_ptr(), plain.data_ptr(), outputs, inputs, torch.get_num_threads())
         self.struct = LinearStruct(
-            kind=_KIND[weight.dtype],
-            inputs=inputs,
-            outputs=outputs,
+            kind=weight.kind,
+            inputs=weight.inputs,
+            outputs=weight.outputs,
             weight=self._weight.data_ptr(),
             bias=None if self._bias is None else self._bias.data_ptr(),
         )
@@ -94,7 +101,7 @@ class PackedLinear:
         return y
 
     def rows(self, ids: Tensor) -> Tensor:
-        """ids [n], int64, each below the number of outputs → those rows of the weight [n, in], bit for bit."""
+        """ids [n], int64, each below the number of outputs → those rows of the weight [n, in], as near as the dtype comes."""
         assert ids.dtype == torch.int64 and ids.dim() == 1, ids
         ids = ids.contiguous()
         assert not len(ids) or 0 <= int(ids.min()) <= int(ids.max()) < self.struct.outputs, "no such row"
@@ -110,4 +117,25 @@ class PackedLinear:
 
 def linear_of(library: Library) -> Callable[[Tensor, Tensor | None], PackedLinear]:
     """Packs weights for `library`'s linear: a `kernels.interface.MakeLinear`."""
-    return partial(PackedLinear, library.bind(FUNCTIONS))
+    call = library.bind(FUNCTIONS)
+
+    def make(weight: Tensor, bias: Tensor | None) -> PackedLinear:
+        outputs, inputs = weight.shape
+        lines = -(-inputs * weight.element_size() // 4)
+        panels = ARENA.empty(-(-outputs // LANES) * lines * _LINE_BYTES)
+        plain, threads = weight.contiguous(), torch.get_num_threads()
+        call[f"dt_pack_{_SHORT[weight.dtype]}"](panels.data_ptr(), plain.data_ptr(), outputs, inputs, threads)
+        return PackedLinear(call, Packed(_KIND[weight.dtype], weight.dtype, outputs, inputs, panels), bias)
+
+    return make
+
+
+def quantised_linear_of(library: Library) -> Callable[[QuantisedWeight, Tensor | None, torch.dtype], PackedLinear]:
+    """Packs quantised weights for `library`'s linear: a `kernels.interface.MakeQuantisedLinear`."""
+    call = library.bind(FUNCTIONS)
+
+    def make(weight: QuantisedWeight, bias: Tensor | None, dtype: torch.dtype) -> PackedLinear:
+        kind = _QUANTISED_KIND[weight.format]
+        return PackedLinear(call, Packed(kind, dtype, weight.outputs, weight.inputs, packed(weight)), bias)
+
+    return make

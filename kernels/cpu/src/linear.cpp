@@ -1,11 +1,14 @@
 // Linear, its packing and its rows, each as one call from Python.
 #include "linear.h"
 
+#include <vector>
+
 #include "linear_pack.h"
 
 #define LINEAR(NAME, T)                                                                                                        \
     DT_API void dt_linear_##NAME(const Linear* w, const T* x, int64_t rows, const T* residual, T* y, int32_t threads) {        \
-        together(threads, [&](Team& team) { linear<T>(team, *w, x, rows, residual, y, nullptr); });                            \
+        std::vector<char> scratch(w->kind >= INT8 ? linear_scratch_bytes(w->in, rows) : 0);                                    \
+        together(threads, [&](Team& team) { linear<T>(team, *w, x, rows, residual, y, scratch.data()); });                     \
     }                                                                                                                          \
     DT_API void dt_pack_##NAME(uint32_t* packed, const T* plain, int64_t out, int64_t in, int32_t threads) {                   \
         together(threads, [&](Team& team) { pack<T>(team, packed, plain, out, in); });                                         \

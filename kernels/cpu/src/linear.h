@@ -8,23 +8,9 @@
 // A row's result has the same bits whatever number of rows, threads or units there is: see linear_tile.h.
 // float32 x takes float32 weights, bf16 takes bf16; quantised kinds are in quantised.h.
 #pragma once
-#include "linear_tile.h"
+#include "linear_call.h"
+#include "quantised.h"
 #include "stealing.h"
-
-enum LinearKind : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
-
-// A packed weight, as Python describes it too (kernels/cpu/linear.py).
-struct Linear {
-    int32_t kind;
-    // Inputs that share a scale; 0 for kinds without.
-    int32_t group;
-    int64_t in, out;
-    const void* weight;
-    const void* scale;
-    const void* minimum;
-    // float32, filled up with zeros to a multiple of sixteen, or null.
-    const float* bias;
-};
 
 // Bytes of one panel.
 inline int64_t panel_bytes(const Linear& w) {
@@ -35,37 +21,6 @@ inline int64_t panel_bytes(const Linear& w) {
 constexpr int CHUNK_TILES = 16;
 // Lines between a panel's asking and its use: enough to hide memory, few enough to stay in the first-level cache.
 constexpr int64_t DISTANCE = 64;
-
-template <class T>
-struct LinearCall {
-    const Linear& w;
-    const T* x;
-    int64_t rows;
-    const T* residual;
-    T* y;
-};
-
-// Writes what a tile has summed: rows first_row …, outputs of panel `panel` and following.
-template <class T, int R, int P>
-inline void finish(const LinearCall<T>& call, const Sums<T, R, P>& sums, int64_t row, int64_t panel) {
-    for (int p = 0; p < P; ++p) {
-        const int64_t at = (panel + p) * LANES;
-        const int lanes = int(call.w.out - at < LANES ? call.w.out - at : LANES);
-        const V bias = call.w.bias ? V::load(call.w.bias + at) : V::zero();
-        for (int r = 0; r < R; ++r) {
-            const int64_t to = (row + r) * call.w.out + at;
-            V sum = sums.v[r][p];
-            if (call.w.bias) sum = sum + bias;
-            if (lanes == LANES) {
-                if (call.residual) sum = sum + V::load(call.residual + to);
-                sum.store(call.y + to);
-            } else {
-                if (call.residual) sum = sum + V::load(call.residual + to, lanes);
-                sum.store(call.y + to, lanes);
-            }
-        }
-    }
-}
 
 template <class T, int R, int P>
 void tile(const LinearCall<T>& call, int64_t row, int64_t panel, Ahead next, int64_t distance) {
@@ -106,8 +61,9 @@ struct Cut {
 };
 
 template <class T>
-void linear(Team& team, const Linear& w, const T* x, int64_t rows, const T* residual, T* y, void*) {
+void linear(Team& team, const Linear& w, const T* x, int64_t rows, const T* residual, T* y, void* scratch) {
     const LinearCall<T> call{w, x, rows, residual, y};
+    if (w.kind >= INT8) return quantised(team, call, scratch);
     const Cut cut(rows, w.out, team.size);
     const int64_t bytes = panel_bytes(w);
     for (Units mine(team, cut.units()); mine.now < cut.units(); mine.advance()) {
@@ -130,6 +86,7 @@ void linear(Team& team, const Linear& w, const T* x, int64_t rows, const T* resi
 // y[n] = row ids[n] of the plain weight, for an embedding that is held once, as the head; 0 ≤ ids[n] < out.
 template <class T>
 void embed(Team& team, const Linear& w, const int64_t* ids, int64_t rows, T* y) {
+    if (w.kind >= INT8) return quantised_embed(team, w, ids, rows, y);
     constexpr int64_t N = StepOf<T>::INPUTS;
     const Range mine = share(team, rows, 1);
     for (int64_t n = mine.begin; n < mine.end; ++n) {
@@ -139,5 +96,5 @@ void embed(Team& team, const Linear& w, const int64_t* ids, int64_t rows, T* y) 
     }
 }
 
-// Bytes of scratch that linear needs for rows of x, shared by the team.
-inline int64_t linear_scratch_bytes(int64_t, int64_t) { return 0; }
+// Bytes of scratch that linear needs for rows of x, shared by the team, aligned to a word: what quantised weights need.
+inline int64_t linear_scratch_bytes(int64_t in, int64_t rows) { return quantised_scratch_bytes(in, rows); }

@@ -14,3 +14,11 @@ ISAS = supported_isas() if compiler() else ()
 @pytest.fixture(params=ISAS or [pytest.param("none", marks=pytest.mark.skip("no compiler, or not Linux"))])
 def library(request: pytest.FixtureRequest) -> Library:
     return load(request.param)
+
+
+@pytest.fixture
+def libraries() -> list[Library]:
+    """All of them, for tests that compare them with each other."""
+    if not ISAS:
+        pytest.skip("no compiler, or not Linux")
+    return [load(isa) for isa in ISAS]
