@@ -1,6 +1,6 @@
 """Paged attention of single rows on a GPU: the context is cut into parts of fixed length, then the parts are put together.
 
-    context of a row   |── part 0: 256 ──|── part 1: 256 ──| … ──|         parts lie at multiples of 256 positions
+    context of a row   |── part 0: 128 ──|── part 1: 128 ──| … ──|         parts lie at multiples of 128 positions
     programs           (row, KV head, worker w) takes parts w, w + W, …    each leaves (sum, largest, total) of its part
     then               (row, head) adds the parts up, first to last
 
@@ -18,7 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PART = 256
+PART = 128
+_PARTS_AT_ONCE = 16
 # 101 registers and 21 KiB: four programs to a multiprocessor, each with two tiles on their way.
 _TILE = 32
 _LOG2_E = 1.4426950408889634
@@ -85,8 +86,9 @@ def decode_parts_kernel(
 def decode_sum_kernel(
     partial, contexts, rows, out, max_parts,
     HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, WINDOW: tl.constexpr, PART_LEN: tl.constexpr, PADDED: tl.constexpr,
+    SOME: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row: its parts, first to last. A row without context gives zeros."""
+    """One head of one row: its parts, SOME at a time, first to last. A row without context gives zeros."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     context = tl.load(contexts + row)
@@ -99,15 +101,20 @@ def decode_sum_kernel(
     largest = float("-inf")
     total = 0.0
     acc = tl.zeros([PADDED], tl.float32)
-    for part in range(first // PART_LEN, tl.cdiv(context, PART_LEN)):
+    begin = first // PART_LEN
+    end = tl.cdiv(context, PART_LEN)
+    for some in range((begin // SOME) * SOME, end, SOME):
+        part = some + tl.arange(0, SOME)
+        real = (part >= begin) & (part < end)
         source = base + part * (HEAD_SIZE + 2)
-        value = tl.load(source + at, mask=inside, other=0.0)
-        its_largest = tl.load(source + HEAD_SIZE)
-        higher = tl.maximum(largest, its_largest)
+        values = tl.load(source[:, None] + at[None, :], mask=real[:, None] & inside[None, :], other=0.0)
+        its_largest = tl.load(source + HEAD_SIZE, mask=real, other=float("-inf"))
+        its_total = tl.load(source + HEAD_SIZE + 1, mask=real, other=0.0)
+        higher = tl.maximum(largest, tl.max(its_largest, 0))
         shrink = tl.exp2(largest - higher)
         grow = tl.exp2(its_largest - higher)
-        acc = acc * shrink + value * grow
-        total = total * shrink + tl.load(source + HEAD_SIZE + 1) * grow
+        acc = acc * shrink + tl.sum(values * grow[:, None], 0)
+        total = total * shrink + tl.sum(its_total * grow, 0)
         largest = higher
     target = out + (tl.load(rows + row).to(tl.int64) * HEADS + head) * HEAD_SIZE + at
     tl.store(target, (acc / tl.where(total > 0.0, total, 1.0)).to(out.dtype.element_ty), mask=inside)
@@ -141,7 +148,8 @@ def decode(cache: Tensor, layer: int, window: int | None, query: Tensor, some: D
     )  # fmt: skip
     decode_sum_kernel[(rows, heads)](
         partial, some.contexts, some.rows, out, some.max_parts,
-        HEADS=heads, HEAD_SIZE=size, WINDOW=seen, PART_LEN=PART, PADDED=padded, num_warps=1,
+        HEADS=heads, HEAD_SIZE=size, WINDOW=seen, PART_LEN=PART, PADDED=padded, SOME=_PARTS_AT_ONCE,
+        num_warps=4,
     )  # fmt: skip
 
 

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+_HEADS = 8
+
 
 @triton.jit
 def kv_write_kernel(
@@ -38,39 +40,38 @@ def kv_write_kernel(
 def rotate_write_kernel(
     qkv, cos, sin, query, cache, slots, layer, row_stride, head_stride, angle_stride,
     HEADS: tl.constexpr, LAYERS: tl.constexpr, BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr,
-    HALF: tl.constexpr, PADDED: tl.constexpr,
+    HALF: tl.constexpr, PADDED: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row of qkv: a query is rotated into `query`, a key into its cell, a value is copied into its cell."""
+    """AT_ONCE heads of one row of qkv: queries are rotated into `query`, keys into their cell, values copied into theirs."""
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    head = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE)
     at = tl.arange(0, PADDED)
-    inside = at < HALF
-    source = qkv + row * row_stride + head * head_stride + at
+    half = at < HALF
+    inside = (head < HEADS + 2 * KV_HEADS)[:, None] & half[None, :]
+    source = qkv + row * row_stride + head[:, None] * head_stride + at[None, :]
     first = tl.load(source, mask=inside, other=0.0)
     second = tl.load(source + HALF, mask=inside, other=0.0)
-    if head < HEADS + KV_HEADS:
-        angles = row * angle_stride + at
-        cos_1 = tl.load(cos + angles, mask=inside, other=0.0).to(tl.float32)
-        cos_2 = tl.load(cos + angles + HALF, mask=inside, other=0.0).to(tl.float32)
-        sin_1 = tl.load(sin + angles, mask=inside, other=0.0).to(tl.float32)
-        sin_2 = tl.load(sin + angles + HALF, mask=inside, other=0.0).to(tl.float32)
-        wide_1, wide_2 = first.to(tl.float32), second.to(tl.float32)
-        first = (wide_1 * cos_1 + wide_2 * sin_1).to(query.dtype.element_ty)
-        second = (wide_2 * cos_2 + wide_1 * sin_2).to(query.dtype.element_ty)
-    if head < HEADS:
-        target = query + (row * HEADS + head) * (2 * HALF) + at
-        tl.store(target, first, mask=inside)
-        tl.store(target + HALF, second, mask=inside)
-    else:
-        slot = tl.load(slots + row).to(tl.int64)
-        if slot >= 0:
-            is_value = head >= HEADS + KV_HEADS
-            kv_head = tl.where(is_value, head - HEADS - KV_HEADS, head - HEADS)
-            side = ((slot // BLOCK_SIZE) * LAYERS + layer) * 2 + is_value.to(tl.int64)
-            cell = side * BLOCK_SIZE + slot % BLOCK_SIZE
-            target = cache + (cell * KV_HEADS + kv_head) * (2 * HALF) + at
-            tl.store(target, first, mask=inside)
-            tl.store(target + HALF, second, mask=inside)
+    angles = row * angle_stride + at
+    cos_1 = tl.load(cos + angles, mask=half, other=0.0).to(tl.float32)[None, :]
+    cos_2 = tl.load(cos + angles + HALF, mask=half, other=0.0).to(tl.float32)[None, :]
+    sin_1 = tl.load(sin + angles, mask=half, other=0.0).to(tl.float32)[None, :]
+    sin_2 = tl.load(sin + angles + HALF, mask=half, other=0.0).to(tl.float32)[None, :]
+    wide_1, wide_2 = first.to(tl.float32), second.to(tl.float32)
+    turns = (head < HEADS + KV_HEADS)[:, None]
+    first = tl.where(turns, (wide_1 * cos_1 + wide_2 * sin_1).to(query.dtype.element_ty), first)
+    second = tl.where(turns, (wide_2 * cos_2 + wide_1 * sin_2).to(query.dtype.element_ty), second)
+    asks = inside & (head < HEADS)[:, None]
+    target = query + (row * HEADS + head)[:, None] * (2 * HALF) + at[None, :]
+    tl.store(target, first, mask=asks)
+    tl.store(target + HALF, second, mask=asks)
+    slot = tl.load(slots + row).to(tl.int64)
+    is_value = (head >= HEADS + KV_HEADS).to(tl.int64)
+    kv_head = head - HEADS - KV_HEADS * is_value
+    cell = (((slot // BLOCK_SIZE) * LAYERS + layer) * 2 + is_value) * BLOCK_SIZE + slot % BLOCK_SIZE
+    where = (cell * KV_HEADS + kv_head)[:, None] * (2 * HALF) + at[None, :]
+    kept = inside & (head >= HEADS)[:, None] & (slot >= 0)
+    tl.store(cache + where, first, mask=kept)
+    tl.store(cache + where + HALF, second, mask=kept)
 
 
 def kv_write(cache: Tensor, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
@@ -95,9 +96,9 @@ def rotate_write(cache: Tensor, layer: int, slots: Tensor, qkv: Tensor, angles: 
     cos, sin = angles
     query = torch.empty((rows, heads, size), dtype=qkv.dtype, device=qkv.device)
     if rows:
-        rotate_write_kernel[(rows, all_heads)](
+        rotate_write_kernel[(rows, triton.cdiv(all_heads, _HEADS))](
             qkv, cos, sin, query, cache, slots, layer, qkv.stride(0), qkv.stride(1), cos.stride(0),
             HEADS=heads, LAYERS=layers, BLOCK_SIZE=block_size, KV_HEADS=kv_heads, HALF=size // 2,
-            PADDED=triton.next_power_of_2(size // 2), num_warps=1,
+            PADDED=triton.next_power_of_2(size // 2), AT_ONCE=_HEADS, num_warps=4,
         )  # fmt: skip
     return query

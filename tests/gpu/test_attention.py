@@ -12,6 +12,7 @@ from tests.gpu.dense import TOLERANCE, Work, assert_near, world
 STEPS: dict[str, Work] = {
     "one decode row": [(9, 1)],
     "ragged decode rows over several parts": [(0, 1), (530, 1), (3, 1), (255, 1), (256, 1)],
+    "a row of more parts than are added up at once": [(2100, 1)],
     "whole prompts": [(0, 5), (0, 130), (0, 2)],
     "chunks on top of context": [(5, 3), (70, 67)],
     "chunks between decodes": [(0, 6), (12, 1), (9, 10), (3, 1)],

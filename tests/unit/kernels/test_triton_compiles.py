@@ -19,7 +19,7 @@ TARGET = GPUTarget("cuda", 90, 32)
 CACHE = {"LAYERS": 32, "BLOCK_SIZE": 16, "KV_HEADS": 8}
 SHAPE = {**CACHE, "HEAD_SIZE": 128}
 ODD = {"LAYERS": 3, "BLOCK_SIZE": 5, "KV_HEADS": 1, "HEAD_SIZE": 40}
-DECODE = {"GROUP": 4, "WINDOW": 0, "PART_LEN": 256, "TILE": 32, "ROWS": 16, "PADDED": 128}
+DECODE = {"GROUP": 4, "WINDOW": 0, "PART_LEN": 128, "TILE": 32, "ROWS": 16, "PADDED": 128}
 PREFILL = {"GROUP": 4, "WINDOW": 0, "TILE": 64, "ROWS": 128, "PADDED": 128}
 CASES = {
     "rms_norm": (small.rms_norm_kernel, {"SIZE": 4096, "PADDED": 4096, "HAS_RESIDUAL": False}, "bf16", 8),
@@ -28,7 +28,12 @@ CASES = {
     "rotary": (small.rotary_kernel, {"HALF": 64, "PADDED": 64, "HEADS": 8}, "bf16", 4),
     "silu_mul": (small.silu_mul_kernel, {"SIZE": 14336, "AT_ONCE": 2048}, "bf16", 8),
     "kv_write": (kv_write.kv_write_kernel, {**SHAPE, "PADDED": 128}, "bf16", 1),
-    "rotate_write": (kv_write.rotate_write_kernel, {"HEADS": 32, **CACHE, "HALF": 64, "PADDED": 64}, "bf16", 1),
+    "rotate_write": (
+        kv_write.rotate_write_kernel,
+        {"HEADS": 32, **CACHE, "HALF": 64, "PADDED": 64, "AT_ONCE": 8},
+        "bf16",
+        4,
+    ),
     "decode_parts": (decode.decode_parts_kernel, {**SHAPE, **DECODE, "DOT": tl.bfloat16}, "bf16", 4),
     "decode_parts of a window": (
         decode.decode_parts_kernel,
@@ -38,9 +43,9 @@ CASES = {
     ),
     "decode_sum": (
         decode.decode_sum_kernel,
-        {"HEADS": 32, "HEAD_SIZE": 128, "WINDOW": 0, "PART_LEN": 256, "PADDED": 128},
+        {"HEADS": 32, "HEAD_SIZE": 128, "WINDOW": 0, "PART_LEN": 128, "PADDED": 128, "SOME": 16},
         "bf16",
-        1,
+        4,
     ),
     "prefill": (prefill.prefill_kernel, {**SHAPE, **PREFILL, "DOT": tl.bfloat16}, "bf16", 8),
     "prefill of a window": (
