@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import tempfile
 import time
@@ -78,7 +79,12 @@ def build(isa: str, target: Path, path: str) -> None:
     begun = time.monotonic()
     flags = (*_FLAGS, *_ISA_FLAGS[isa])
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".building-") as folder:
-        sources = sorted(SOURCES.glob("*.cpp"))
+        # What is compiled is what was counted: whoever edits a source meanwhile would get it under the old name.
+        copied = Path(folder, "src")
+        shutil.copytree(SOURCES, copied)
+        if _contents_digest(isa, copied) != _sources_digest(isa):
+            raise BuildError(f"{SOURCES}: changed while this process ran; start it again")
+        sources = sorted(copied.glob("*.cpp"))
         objects = [Path(folder, f"{source.stem}.o") for source in sources]
         commands = [(path, *flags, "-c", str(s), "-o", str(o)) for s, o in zip(sources, objects, strict=True)]
         with ThreadPoolExecutor(max(2, len(os.sched_getaffinity(0)))) as pool:
@@ -111,7 +117,11 @@ def _run(command: tuple[str, ...]) -> None:
 def _sources_digest(isa: str) -> str:
     """Of all sources and flags: another digest, another library."""
     assert isa in ISAS, isa
-    parts = [f"{file.name}\0{file.read_text(encoding='utf-8')}" for file in sorted(SOURCES.iterdir()) if file.is_file()]
+    return _contents_digest(isa, SOURCES)
+
+
+def _contents_digest(isa: str, folder: Path) -> str:
+    parts = [f"{file.name}\0{file.read_text(encoding='utf-8')}" for file in sorted(folder.iterdir()) if file.is_file()]
     return _digest("\0".join((*_FLAGS, *_ISA_FLAGS[isa], *parts)))
 
 

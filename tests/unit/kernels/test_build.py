@@ -63,6 +63,15 @@ def test_another_source_is_another_library(sources: Path) -> None:
 
 
 @needs_compiler
+def test_what_changed_since_it_was_counted_is_not_built_under_its_name(sources: Path) -> None:
+    build._sources_digest("scalar")
+    (sources / "nothing.cpp").write_text(TINY_SOURCE + "// changed\n")
+    with pytest.raises(BuildError, match="changed while this process ran"):
+        built_library("scalar")
+    assert not list((sources.parent / "cache").rglob("*.so"))
+
+
+@needs_compiler
 def test_what_the_compiler_complained_about_is_said_and_nothing_is_left(sources: Path) -> None:
     (sources / "nothing.cpp").write_text("this is not C++\n")
     forget()
