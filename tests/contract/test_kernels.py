@@ -9,13 +9,20 @@ import torch
 from torch import Tensor
 
 from kernels.batch import Segment
+from kernels.cpu.config import compiler
+from kernels.cpu.kernels import native
+from kernels.cpu.library import load, supported_isas
 from kernels.dispatch import REFERENCE, TORCH, Kernels, choose
 from kernels.torch_linear import size_for
 
+# The best instruction set of this machine and the plainest, which proves it; those between have tests/unit/kernels.
+NATIVE = (
+    [native(load(isa)) for isa in dict.fromkeys(supported_isas()[:1] + supported_isas()[-1:])] if compiler() else []
+)
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
 
 
-@pytest.fixture(params=[REFERENCE, TORCH], ids=lambda kernels: kernels.name)
+@pytest.fixture(params=[REFERENCE, TORCH, *NATIVE], ids=lambda kernels: kernels.name)
 def ops(request: pytest.FixtureRequest) -> Kernels:
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -90,6 +97,19 @@ def test_rotary(ops: Kernels, dtype: torch.dtype, rows: int) -> None:
     c, s = cos.double(), sin.double()
     assert_near(found, torch.cat((first * c - second * s, second * c + first * s), -1))
     assert torch.equal(x, kept)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_embedding(ops: Kernels, dtype: torch.dtype, tied: bool) -> None:
+    """Bit for bit, and a tied one is the output matrix, too."""
+    table = torch.randn(53, 24).to(dtype)
+    ids = torch.tensor([0, 52, 17, 17, 31])
+    if tied:
+        look_up, head = ops.tied(table.clone())
+        assert_near(head(table[:3]), table[:3].double() @ table.double().T)
+    else:
+        look_up = ops.embedding(table.clone())
+    assert torch.equal(look_up(ids), table[ids])
 
 
 @pytest.mark.parametrize("rows", [1, 9])
@@ -177,32 +197,37 @@ def test_attention(
     assert cache.permute(0, 3, 1, 2, 4, 5)[untouched].isnan().all()
 
 
-def test_a_row_does_not_see_who_shares_its_step(dtype: torch.dtype) -> None:
-    """Attention itself is exact about that; only the matrix products of a library may depend on the number of rows."""
+def test_a_row_does_not_see_who_shares_its_step(ops: Kernels, dtype: torch.dtype) -> None:
+    """Bit for bit where the kernels are exact; the matrix products of a library may depend on the number of rows."""
     torch.manual_seed(0)
     cache = torch.randn(9, 1, 2, BLOCK_SIZE, 2, HEAD_SIZE).to(dtype)
     query, key, value = (torch.randn(3, heads, HEAD_SIZE).to(dtype) for heads in (4, 2, 2))
     segments = [Segment(0, 1, 6, [3, 1]), Segment(1, 1, 11, [0, 2, 5]), Segment(2, 1, 0, [7])]
-    together = TORCH.kv_cache(cache.clone(), (None,)).attention(segments)(0, query, key, value)
+    together = ops.kv_cache(cache.clone(), (None,)).attention(segments)(0, query, key, value)
     for i, segment in enumerate(segments):
-        alone = TORCH.kv_cache(cache.clone(), (None,)).attention(
+        alone = ops.kv_cache(cache.clone(), (None,)).attention(
             [Segment(0, 1, segment.num_computed, segment.block_ids)]
         )(0, query[i : i + 1], key[i : i + 1], value[i : i + 1])
-        torch.testing.assert_close(alone[0], together[i], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+        limit = 0 if ops.exact else TOLERANCE[dtype]
+        torch.testing.assert_close(alone[0], together[i], atol=limit, rtol=limit)
 
 
-def test_segments_with_a_gap_are_refused() -> None:
-    cache = TORCH.kv_cache(torch.zeros(4, 1, 2, BLOCK_SIZE, 1, 8), (None,))
+def test_segments_with_a_gap_are_refused(ops: Kernels) -> None:
+    if ops is REFERENCE:
+        pytest.skip("it computes what it is told, and checks nothing")
+    cache = ops.kv_cache(torch.zeros(4, 1, 2, BLOCK_SIZE, 1, 8), (None,))
     with pytest.raises(ValueError, match="starts at row 2, expected 1"):
         cache.attention([Segment(0, 1, 0, [0]), Segment(2, 1, 0, [1])])
 
 
-def test_kv_memory_must_be_contiguous_and_have_a_window_per_layer() -> None:
+def test_kv_memory_must_be_contiguous_and_have_a_window_per_layer(ops: Kernels) -> None:
+    if ops is REFERENCE:
+        pytest.skip("it computes what it is told, and checks nothing")
     cache = torch.zeros(4, 2, 2, BLOCK_SIZE, 1, 8)
     with pytest.raises(ValueError, match="contiguous"):
-        TORCH.kv_cache(cache[:, :1], (None,))
+        ops.kv_cache(cache[:, :1], (None,))
     with pytest.raises(ValueError, match="1 windows for 2 layers"):
-        TORCH.kv_cache(cache, (None,))
+        ops.kv_cache(cache, (None,))
 
 
 def test_choice_is_made_once_and_says_what_it_does_not_know(caplog: pytest.LogCaptureFixture) -> None:
