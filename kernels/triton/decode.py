@@ -27,14 +27,15 @@ _LOG2_E = 1.4426950408889634
 _PROGRAMS = 1024
 
 
-@triton.jit
+# A number that differs from step to step must not have a kernel compiled for some of its values.
+@triton.jit(do_not_specialize=["layer", "table_stride", "max_parts", "workers"])
 def decode_parts_kernel(
     query, cache, rows, tables, contexts, partial, layer, scale, query_stride, table_stride, max_parts, workers,
     LAYERS: tl.constexpr, BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr,
     GROUP: tl.constexpr, WINDOW: tl.constexpr, PART_LEN: tl.constexpr, TILE: tl.constexpr,
     ROWS: tl.constexpr, PADDED: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Of one row and KV head, every `workers`-th part: GROUP · (HEAD_SIZE + 2) float32 each into `partial`."""
+    """Of one row and KV head, every `workers`-th part: GROUP · (HEAD_SIZE + 4) float32 each into `partial`, the last two unused."""
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     context = tl.load(contexts + row)
@@ -76,13 +77,13 @@ def decode_parts_kernel(
             acc = acc * shrink[:, None] + tl.dot(weights.to(DOT), v, input_precision="ieee")
             largest = higher
         heads = (row * KV_HEADS + kv_head) * GROUP + head
-        base = partial + (heads * max_parts + part) * (HEAD_SIZE + 2)
+        base = partial + (heads * max_parts + part) * (HEAD_SIZE + 4)
         tl.store(base[:, None] + at[None, :], acc, mask=real)
         tl.store(base + HEAD_SIZE, largest, mask=head < GROUP)
         tl.store(base + HEAD_SIZE + 1, total, mask=head < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_parts"])
 def decode_sum_kernel(
     partial, contexts, rows, out, max_parts,
     HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, WINDOW: tl.constexpr, PART_LEN: tl.constexpr, PADDED: tl.constexpr,
@@ -97,7 +98,7 @@ def decode_sum_kernel(
         first = tl.maximum(context - WINDOW, 0)
     at = tl.arange(0, PADDED)
     inside = at < HEAD_SIZE
-    base = partial + (row * HEADS + head) * max_parts * (HEAD_SIZE + 2)
+    base = partial + (row * HEADS + head) * max_parts * (HEAD_SIZE + 4)
     largest = float("-inf")
     total = 0.0
     acc = tl.zeros([PADDED], tl.float32)
@@ -106,7 +107,7 @@ def decode_sum_kernel(
     for some in range((begin // SOME) * SOME, end, SOME):
         part = some + tl.arange(0, SOME)
         real = (part >= begin) & (part < end)
-        source = base + part * (HEAD_SIZE + 2)
+        source = base + part * (HEAD_SIZE + 4)
         values = tl.load(source[:, None] + at[None, :], mask=real[:, None] & inside[None, :], other=0.0)
         its_largest = tl.load(source + HEAD_SIZE, mask=real, other=float("-inf"))
         its_total = tl.load(source + HEAD_SIZE + 1, mask=real, other=0.0)
@@ -135,7 +136,7 @@ def decode(cache: Tensor, layer: int, window: int | None, query: Tensor, some: D
     _, layers, _, block_size, kv_heads, size = cache.shape
     rows, heads = len(some.rows), query.shape[1]
     group = heads // kv_heads
-    partial = torch.empty((rows, heads, some.max_parts, size + 2), dtype=torch.float32, device=query.device)
+    partial = torch.empty((rows, heads, some.max_parts, size + 4), dtype=torch.float32, device=query.device)
     workers = max(1, min(some.max_parts, _PROGRAMS // (rows * kv_heads)))
     seen = 0 if window is None else window
     padded = max(16, triton.next_power_of_2(size))

@@ -15,7 +15,7 @@ from torch import Tensor
 _HEADS = 8
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["layer"])
 def kv_write_kernel(
     key, value, cache, slots, layer, row_stride, head_stride, value_row_stride, value_head_stride,
     LAYERS: tl.constexpr, BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr,
@@ -36,7 +36,7 @@ def kv_write_kernel(
         tl.store(target + BLOCK_SIZE * KV_HEADS * HEAD_SIZE, v, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["layer"])
 def rotate_write_kernel(
     qkv, cos, sin, query, cache, slots, layer, row_stride, head_stride, angle_stride,
     HEADS: tl.constexpr, LAYERS: tl.constexpr, BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr,

@@ -58,7 +58,7 @@ def _attend(
     return acc, largest, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["layer", "table_stride"])
 def prefill_kernel(
     query, cache, tables, tiles, segments, out, layer, scale, query_stride, table_stride,
     LAYERS: tl.constexpr, BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr,
