@@ -13,6 +13,7 @@ SECONDS = {
     "tests/integration/test_generate.py": 39,
     "tests/integration/test_worker_processes.py": 35,
     "tests/integration/test_redis_registry.py": 34,
+    "tests/unit/kernels/test_triton_interpreted.py": 30,
     "tests/integration/processes/test_long_stops.py": 30,
     "tests/integration/test_demo.py": 30,
     "tests/integration/processes/test_rolling_restart.py": 30,
