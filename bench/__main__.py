@@ -3,6 +3,7 @@
     all          everything below, and the machine's limits
     engine       the engine alone beside transformers
     overhead     what the engine adds to the model's forward
+    step         what `LLM` and a server add to the model's bare step
     placement    what two workers on cores of their own cost each other
     transfer     a hand-off's bytes against memcpy
     overlap      what of a transfer is felt after the last chunk
@@ -58,6 +59,7 @@ from bench.router import PARTS, RouterBenchConfig, run_router
 from bench.router_load import router_client_main
 from bench.security import SecurityBenchConfig, run_security
 from bench.simulate import run_simulate
+from bench.step import StepBenchConfig, run_step
 from bench.streams import StreamsBenchConfig, run_streams
 from bench.transfer import TransferBenchConfig, run_transfer
 from bench.ttft import TtftBenchConfig, run_ttft
@@ -109,6 +111,13 @@ def measure_overhead(options: Options, say: Say) -> Report:
     """About a minute."""
     config = EngineBenchConfig(threads=options.threads, rounds=options.rounds or 3)
     return run_overhead(half_b_checkpoint(default_cache_dir()), config, say)
+
+
+def measure_step(options: Options, say: Say) -> Report:
+    """Two minutes."""
+    config = StepBenchConfig(threads=options.threads)
+    config = replace(config, rounds=options.rounds or config.rounds)
+    return run_step(half_b_checkpoint(default_cache_dir()), config, say)
 
 
 def measure_placement(options: Options, say: Say) -> Report:
@@ -241,6 +250,7 @@ MEASUREMENTS: dict[str, Callable[[Options, Say], Report]] = {
     "limits": measure_machine,
     "engine": measure_engine,
     "overhead": measure_overhead,
+    "step": measure_step,
     "placement": measure_placement,
     "transfer": measure_transfer,
     "overlap": measure_overlap,
