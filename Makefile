@@ -12,7 +12,7 @@ REGISTRY  ?= embedded
 unexport PYTHONDONTWRITEBYTECODE  # some images set it; tests start hundreds of processes, which would each compile all modules
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-compose soak check coverage up bench bench-peers model docs proto proto-check env clean
+.PHONY: help demo test test-compose soak check coverage up bench bench-peers gpu model docs proto proto-check env clean
 
 help:            ## show this menu
 	@grep -hE '^[a-z-]+: .*##|^[a-z-]+:  +##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -62,6 +62,9 @@ bench-peers: env .venv-peers/ready .venv-vllm/ready  ## our engine beside OpenVI
 	@echo "== making .venv-vllm (where that is not possible, vLLM is not measured)"
 	-$(PYTHON) -m venv .venv-vllm && .venv-vllm/bin/pip install --disable-pip-version-check -q -r $< && .venv-vllm/bin/pip uninstall -q -y torchvision torchaudio torchcodec
 	@mkdir -p .venv-vllm && touch $@
+
+gpu: env         ## on a machine with a GPU: check its kernels and time them, eight minutes at most (ARGS=--dry-run: without one)
+	PYTHON=$(BIN)/python bench/gpu.sh $(ARGS)
 
 model: env       ## fetch the real model into the cache
 	$(BIN)/diptych model fetch $(MODEL)
