@@ -15,7 +15,7 @@ fi
 begun=$SECONDS
 # Without the project's own settings, whose plug-ins this machine need not have.
 echo "== every kernel, and the engine's tokens, against float64 and the CPU (tests/gpu)"
-timeout 200 "$PYTHON" -m pytest -q -c /dev/null --rootdir "$PWD" --confcutdir tests/gpu --import-mode importlib \
+timeout 230 "$PYTHON" -m pytest -q -c /dev/null --rootdir "$PWD" --confcutdir tests/gpu --import-mode importlib \
     -p no:cacheprovider tests/gpu
 tests=$?
 echo "== a Llama of 8 billion parameters"
