@@ -4,13 +4,17 @@ import asyncio
 import threading
 
 import pytest
+from xxhash import xxh3_128_digest as hashed
 
 from contracts.clock import MonotonicClock
 from contracts.errors import ConfigError, InvalidRequest, TransferFailed
+from contracts.kv_layout import KVLayout
 from contracts.request import GenerationRequest
 from contracts.sampling import SamplingParams
+from contracts.worker import WorkerRef
 from kv_transfer.connector import ByteRange, Write
 from kv_transfer.digests import InlineDigester
+from kv_transfer.links import Side, staged
 from kv_transfer.local import Delivery, LocalConnector, LocalHub, WriteFault
 from kv_transfer.memory_pool import MemoryPool
 from kv_transfer.region import SharedRegion
@@ -288,3 +292,18 @@ def test_a_copy_is_of_its_bytes_alone(stages):
     assert bytes(stage.region.buffer[:12]) == bytes([0] * 7 + [2, 3, 4, 0, 0])
     stage.memory.to_device([Copy(0, 8, 2)])
     assert bytes(stage.device[:4]) == bytes([3, 4, 2, 3])
+
+
+@pytest.mark.parametrize("sends", [True, False])
+async def test_a_side_on_a_device_sends_from_there_and_receives_into_slots(stages, sends):
+    stage, hub, clock = stages(), LocalHub(), MonotonicClock()
+    layout = KVLayout("m", "float32", num_layers=1, num_kv_heads=1, head_size=1, block_size=2)
+    plain = Side(WorkerRef("w", 1), layout, (LocalConnector(hub, clock),), clock, digester=InlineDigester(stage.region))
+    side = staged(plain, stage.area, sends=sends)
+    assert (side.ref, side.layout, side.staging, plain.staging) == (plain.ref, layout, stage.area, None)
+    assert [type(c) for c in side.connectors] == [StagedConnector]
+    stage.region.buffer[:] = bytes(len(stage.region.buffer))
+    slots, device = await plain.digester.digests([ByteRange(0, SLOT)]), hashed(stage.device[:SLOT])
+    assert await side.digester.digests([ByteRange(0, SLOT)]) == ((device,) if sends else slots)
+    blind = staged(Side(plain.ref, layout, (), clock), stage.area, sends=sends)
+    assert blind.digester is None
