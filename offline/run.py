@@ -65,7 +65,10 @@ def build_engine(
     """Load the model and make an engine on KV memory of its own. Raises ConfigError or ModelLoadError."""
     model = load(runtime)
     num_blocks = model.num_blocks_for(kv_memory_bytes)
-    buffer = memoryview(mmap.mmap(-1, num_blocks * model.layout.block_bytes))
+    on_cpu = model.device == "cpu"
+    buffer = (
+        memoryview(mmap.mmap(-1, num_blocks * model.layout.block_bytes)) if on_cpu else model.device_memory(num_blocks)
+    )
     scheduler = SchedulerConfig(
         max_num_batched_tokens=runtime.max_num_batched_tokens,
         max_num_seqs=runtime.max_num_seqs,
