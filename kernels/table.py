@@ -111,10 +111,10 @@ ROWS = (
     Row(
         "KV pack, unpack",
         "bench/gpu/ops.py:Ops",
-        "../tests/gpu/test_pack.py:test_there_and_back",
-        "",
+        "packing.py:pack",
+        "cpu/src/packing.h",
         "triton/pack.py:pack",
-        "tests/gpu/test_pack.py",
+        "tests/unit/kernels/test_packing.py",
     ),
 )
 
