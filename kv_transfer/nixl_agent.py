@@ -42,18 +42,20 @@ class _Handle(Protocol):
     def release(self) -> None: ...
 
 
-class _Library(Protocol):
-    """What is used of `nixl_agent`, by the names that NIXL gives it."""
-
-    def register_memory(self, regions: Sequence[tuple[int, int, int, str]], mem_type: str) -> object: ...
-
-    def deregister_memory(self, registered: object) -> None: ...
+class _Peers(Protocol):
+    """What is used of `nixl_agent` about other agents, by the names that NIXL gives it."""
 
     def get_agent_metadata(self) -> bytes: ...
 
     def add_remote_agent(self, metadata: bytes) -> bytes | str: ...
 
     def remove_remote_agent(self, name: str) -> None: ...
+
+    def get_new_notifs(self) -> object: ...
+
+
+class _Reads(Protocol):
+    """The same about transfers."""
 
     def get_xfer_descs(self, descriptors: NDArray[np.uint64], mem_type: str) -> object: ...
 
@@ -63,7 +65,13 @@ class _Library(Protocol):
 
     def check_xfer_state(self, handle: _Handle) -> str: ...
 
-    def get_new_notifs(self) -> object: ...
+
+class _Library(_Peers, _Reads, Protocol):
+    """All that is used of it."""
+
+    def register_memory(self, regions: Sequence[tuple[int, int, int, str]], mem_type: str) -> object: ...
+
+    def deregister_memory(self, registered: object) -> None: ...
 
 
 def why_not() -> str | None:

@@ -112,7 +112,7 @@ class NixlTarget:
                 self._to_end(self._agent.read(who.name, who.place, piece))
             except TransferFailed as error:
                 window.leave()
-                logger.warning("nixl: a read from %s failed: %s", who.name, error.message)
+                logger.warning("nixl: a read from %s failed: %s", who.name, error)
                 return Status.FAILED
             window.leave()
         return Status.LANDED
