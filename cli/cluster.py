@@ -249,6 +249,7 @@ def worker_argv(config: ClusterConfig, kind: str, name: str, port: KeptPort, rou
     else:  # in a shared registry there may be workers of other clusters, and no two can go by one name
         argv += ["--worker-id", f"{name}-{socket.gethostname()}-{os.getpid()}", "--registry", config.redis.address.url]
     argv += ["--connector", workers.connector, "--dtype", workers.dtype]
+    argv += ["--quantization", workers.quantization, "--device", workers.device]
     argv += ["--log-level", config.log_level, "--drain-timeout", str(config.drain_timeout_s)]
     argv += ["--scheduling", workers.scheduling, "--integrity", workers.integrity]
     argv += ["--prefix-caching" if workers.prefix_caching else "--no-prefix-caching"]

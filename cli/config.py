@@ -85,6 +85,8 @@ class WorkerOptions:
     connector: str = "auto"
     integrity: str = "sampled"
     dtype: str = "auto"
+    quantization: str = "auto"
+    device: str = "auto"
     kv_memory_bytes: int | None = 512 * MIB
     max_model_len: int | None = None  # tokens
     max_num_batched_tokens: int | None = None  # tokens a step

@@ -35,6 +35,7 @@ _PROFILED_TOKENS = 256  # a step of seconds on small machines, not of half a min
 class ModelRuntimeConfig:
     """What to load and how to run it. `max_model_len` None: the model's own context; `threads` None: one a core.
 
+    `quantization` says how matrices are held: see `engine.models.quantization`.
     `device` is one of DEVICES; "auto" takes a GPU where there is one. `gpu_memory_utilisation` is `memory_utilisation` there.
 
     `memory_utilisation` is the share of the memory that is free after loading which weights' scratch and KV may take.
@@ -43,6 +44,7 @@ class ModelRuntimeConfig:
 
     model_dir: Path
     dtype: str = "auto"
+    quantization: str = "auto"
     device: str = "cpu"
     tp_size: int = 1
     block_size: int = 16
@@ -84,7 +86,7 @@ def load(config: ModelRuntimeConfig) -> LoadedModel:
 
     torch.set_num_threads(config.threads or read_topology().num_threads)
     begun = time.monotonic()
-    model = load_model(config.model_dir, config.dtype, device=device)
+    model = load_model(config.model_dir, config.dtype, device=device, quantization=config.quantization)
     context = model.config.context_len
     if config.max_model_len is not None and config.max_model_len > context:
         raise ConfigError(f"max_model_len: got {config.max_model_len}, the model's context is {context}")

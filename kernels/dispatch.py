@@ -21,13 +21,13 @@ from functools import cache
 import torch
 
 from contracts.errors import ConfigError
-from kernels import reference, torch_attention, torch_linear
+from kernels import quantised, reference, torch_attention, torch_linear
 from kernels.cpu.build import BuildError
 from kernels.cpu.config import TORCH as NO_LIBRARY
 from kernels.cpu.config import asked_for
 from kernels.cpu.kernels import native
 from kernels.cpu.library import load, supported_isas
-from kernels.implementation import OPS, Kernels, labels
+from kernels.implementation import OPS, Kernels, Quantised, labels
 from kernels.interface import SUPPORTED_DTYPES
 
 __all__ = ["OPS", "REFERENCE", "TORCH", "Kernels", "candidates", "choose"]
@@ -43,6 +43,7 @@ REFERENCE = Kernels(
     rotary=reference.rotary,
     silu_mul=reference.silu_mul,
     kv_cache=reference.ReferenceKVCache,
+    quantised=Quantised(quantised.quantised_linear, quantised.quantised_tied),
     labels=labels("reference", forward="one by one", sampling="torch"),
 )
 TORCH = Kernels(

@@ -21,6 +21,7 @@ from torch import Tensor
 Format = Literal["int8", "int4", "int4_k"]
 GROUP = 32
 SUPER = 8
+_ROWS_AT_ONCE = 8192
 ZERO: dict[Format, int] = {"int8": 128, "int4": 8, "int4_k": 0}
 
 
@@ -35,6 +36,9 @@ class QuantisedWeight:
     inputs: int
     stored: Tensor
     scales: tuple[Tensor, ...]
+
+    def __len__(self) -> int:
+        return len(self.stored)
 
     @property
     def outputs(self) -> int:
@@ -63,6 +67,9 @@ def quantise(weight: Tensor, to: Format) -> QuantisedWeight:
     int8: the largest of a group becomes ±127. int4: it becomes -8, the side that has one value more, as GGUF's Q4_0 does.
     """
     assert to in ("int8", "int4"), to
+    # A part at a time: what lies between takes several times the memory of the result.
+    if len(weight) > _ROWS_AT_ONCE:
+        return stacked([quantise(part, to) for part in torch.split(weight, _ROWS_AT_ONCE)])
     outputs, inputs = weight.shape
     padded = torch.nn.functional.pad(weight.float(), (0, -inputs % GROUP)).view(outputs, -1, GROUP)
     most = padded.gather(-1, padded.abs().argmax(-1, keepdim=True))
@@ -105,6 +112,23 @@ class QuantisedLinear:
         y = torch.nn.functional.linear(rounded(x).double(), self._weight, self._bias)
         return (y if residual is None else y + residual.double()).to(x.dtype)
 
-    def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """Rows of the weight, for an embedding that is the output matrix."""
-        return self._weight[ids].to(dtype)
+
+class QuantisedEmbedding:
+    """Rows of a quantised table. See `kernels.interface.Embedding`."""
+
+    def __init__(self, table: QuantisedWeight, dtype: torch.dtype) -> None:
+        self._table = table.dequantised().to(dtype)
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """See `kernels.interface.Embedding`."""
+        return self._table[token_ids]
+
+
+def quantised_linear(weight: QuantisedWeight, bias: Tensor | None, dtype: torch.dtype) -> QuantisedLinear:  # noqa: ARG001
+    """See `kernels.interface.MakeQuantisedLinear`; y has x's dtype."""
+    return QuantisedLinear(weight, bias)
+
+
+def quantised_tied(table: QuantisedWeight, dtype: torch.dtype) -> tuple[QuantisedEmbedding, QuantisedLinear]:
+    """See `kernels.interface.MakeQuantisedTied`."""
+    return QuantisedEmbedding(table, dtype), QuantisedLinear(table, None)

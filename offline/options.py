@@ -14,6 +14,8 @@ class LLMOptions(TypedDict, total=False):
     """The keyword arguments of `LLM`; LLMConfig says what they mean."""
 
     dtype: str
+    quantization: str
+    device: str
     max_model_len: int | None
     kv_memory_bytes: int | None
     threads: int | None
@@ -33,6 +35,8 @@ class LLMConfig:
     """
 
     dtype: str = "auto"
+    quantization: str = "auto"
+    device: str = "auto"
     max_model_len: int | None = None
     kv_memory_bytes: int | None = None
     threads: int | None = None
@@ -43,8 +47,9 @@ class LLMConfig:
     tokenizer: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.dtype, str):
-            raise TypeError(f"dtype: got {self.dtype!r}, must be a text")
+        for name in ("dtype", "quantization", "device"):
+            if not isinstance(getattr(self, name), str):
+                raise TypeError(f"{name}: got {getattr(self, name)!r}, must be a text")
         for name, low in (("max_model_len", 2), ("kv_memory_bytes", 1), ("threads", 1), ("max_num_batched_tokens", 1)):
             if getattr(self, name) is not None:
                 integer(name, getattr(self, name), low)
@@ -64,6 +69,8 @@ class LLMConfig:
         return ModelRuntimeConfig(
             model_dir,
             dtype=self.dtype,
+            quantization=self.quantization,
+            device=self.device,
             max_model_len=self.max_model_len,
             threads=self.threads,
             max_num_seqs=self.max_num_seqs,

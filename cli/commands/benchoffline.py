@@ -37,6 +37,7 @@ class OfflineFlags(TypedDict):
     model: str
     cache_dir: Path | None
     dtype: str
+    quantization: str
     max_model_len: int | None
     kv_memory: int | None
     threads: int | None
@@ -63,6 +64,7 @@ class LatencyFlags(OfflineFlags):
 OFFLINE_OPTIONS = (
     flags.model_option,
     flags.dtype_option,
+    flags.quantization_option,
     flags.max_model_len_option,
     flags.cache_dir_option,
     *SHAPE_OPTIONS,
@@ -112,7 +114,11 @@ def _shape(given: OfflineFlags, count: int) -> Shape:
 def _engine(given: OfflineFlags, count: int) -> tuple[Engine, int]:
     model_dir = fetch(given["model"], given["cache_dir"])
     runtime = ModelRuntimeConfig(
-        model_dir, dtype=given["dtype"], max_model_len=given["max_model_len"], threads=given["threads"]
+        model_dir,
+        dtype=given["dtype"],
+        quantization=given["quantization"],
+        max_model_len=given["max_model_len"],
+        threads=given["threads"],
     )
     with working("Loading the model"):
         engine = build_engine(runtime, given["kv_memory"], max_waiting=count)

@@ -7,7 +7,21 @@ from pathlib import Path
 
 import click
 
-from cli.options import ADVERTISE, DTYPE, LABEL, LOG_LEVEL, MODEL_DIR, NAME, PORT, SECONDS, SIZE, Decorated, option
+from cli.options import (
+    ADVERTISE,
+    DTYPE,
+    LABEL,
+    LOG_LEVEL,
+    MODEL_DIR,
+    NAME,
+    PORT,
+    QUANTIZATION,
+    SECONDS,
+    SIZE,
+    Decorated,
+    option,
+)
+from engine.build import DEVICES
 from engine.config import SchedulerConfig
 from kv_transfer.config import Integrity
 from observability import lastwords
@@ -45,6 +59,21 @@ dtype_option = option(
     type=DTYPE,
     default="auto",
     help="Arithmetic and KV memory; auto takes the checkpoint's own.",
+)
+quantization_option = option(
+    "--quantization",
+    section="Model",
+    type=QUANTIZATION,
+    default="auto",
+    help="How matrices are held: auto keeps the blocks of a GGUF file (Q8_0, Q4_0, Q4_K) as they are and anything else "
+    "unquantised; int8 and int4 round at load, by groups of 32.",
+)
+device_option = option(
+    "--device",
+    section="Model",
+    type=click.Choice(DEVICES),
+    default="auto",
+    help="Where the model computes; auto takes a GPU where torch sees one, and cuda refuses to start without.",
 )
 max_model_len_option = option(
     "--max-model-len",

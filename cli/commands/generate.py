@@ -37,6 +37,7 @@ class GenerateFlags(TypedDict):
     model: str
     cache_dir: Path | None
     dtype: str
+    quantization: str
     max_model_len: int | None
     prompt: tuple[str, ...]
     file: Path | None
@@ -65,6 +66,7 @@ class GenerateFlags(TypedDict):
 OPTIONS = (
     flags.model_option,
     flags.dtype_option,
+    flags.quantization_option,
     flags.max_model_len_option,
     flags.cache_dir_option,
     option(
@@ -238,7 +240,11 @@ def read_prompts(given: GenerateFlags) -> list[Prompt]:
 def runtime_config(given: GenerateFlags, model_dir: Path) -> ModelRuntimeConfig:
     """How the model is run; limits that were not given stay the engine's own."""
     base = ModelRuntimeConfig(
-        model_dir, dtype=given["dtype"], max_model_len=given["max_model_len"], threads=given["threads"]
+        model_dir,
+        dtype=given["dtype"],
+        quantization=given["quantization"],
+        max_model_len=given["max_model_len"],
+        threads=given["threads"],
     )
     max_num_seqs = given["max_num_seqs"] or base.max_num_seqs
     batched = given["max_num_batched_tokens"] or max(base.max_num_batched_tokens, max_num_seqs)

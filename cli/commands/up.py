@@ -52,6 +52,8 @@ class UpFlags(AdmissionFlags, ChatFlags, DashboardFlags, KeyFlags, PolicyFlags, 
     served_name: str | None
     cache_dir: Path | None
     dtype: str
+    device: str
+    quantization: str
     max_model_len: int | None
     prefill: int
     decode: int
@@ -84,6 +86,8 @@ OPTIONS = (
     flags.model_option,
     flags.served_name_option,
     flags.dtype_option,
+    flags.device_option,
+    flags.quantization_option,
     flags.max_model_len_option,
     flags.cache_dir_option,
     option(
@@ -190,6 +194,8 @@ def cluster_config(given: UpFlags, model_dir: Path, security: SecurityOptions | 
         connector=given["connector"],
         integrity=given["integrity"],
         dtype=given["dtype"],
+        device=given["device"],
+        quantization=given["quantization"],
         kv_memory_bytes=given["kv_memory"],
         max_model_len=given["max_model_len"],
         max_num_batched_tokens=given["max_num_batched_tokens"],

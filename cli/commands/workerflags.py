@@ -16,7 +16,7 @@ from cli.commands.registryflags import REGISTRY_OPTIONS, RegistryFlags, redis_co
 from cli.options import ADDRESS, ADVERTISE, CORES, LABEL, PORT, SIZE, Decorated, option
 from contracts.errors import ConfigError
 from contracts.worker import WorkerKind
-from engine.build import DEVICES, ModelRuntimeConfig
+from engine.build import ModelRuntimeConfig
 from engine.config import SchedulerConfig, SchedulingPolicy
 from engine.models.store import model_name
 from kv_transfer.choose import AUTO, NetworkConfig
@@ -33,6 +33,7 @@ class WorkerFlags(TlsFlags, RegistryFlags):
     model: Path
     served_name: str | None
     dtype: str
+    quantization: str
     max_model_len: int | None
     worker_id: str | None
     router: tuple[str, ...]
@@ -64,6 +65,7 @@ OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
     flags.model_dir_option,
     flags.served_name_option,
     flags.dtype_option,
+    flags.quantization_option,
     flags.max_model_len_option,
     option(
         "--router",
@@ -92,13 +94,7 @@ OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
         help="CPUs that this process keeps to; auto takes as many whole cores as --threads that no other worker of this user has, "
         "on one memory node if it can be. [default: any]",
     ),
-    option(
-        "--device",
-        section="Model",
-        type=click.Choice(DEVICES),
-        default="auto",
-        help="Where the model computes; auto takes a GPU where torch sees one, and cuda refuses to start without.",
-    ),
+    flags.device_option,
     option(
         "--gpu-memory-utilization",
         "gpu_memory_utilisation",
@@ -224,6 +220,7 @@ def runtime_config(given: WorkerFlags, scheduler: SchedulerConfig) -> ModelRunti
     return ModelRuntimeConfig(
         model_dir=given["model"],
         dtype=given["dtype"],
+        quantization=given["quantization"],
         device=given["device"],
         gpu_memory_utilisation=given["gpu_memory_utilisation"],
         max_model_len=given["max_model_len"],

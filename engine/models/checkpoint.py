@@ -67,6 +67,12 @@ class Checkpoint:
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A mapped tensor of exactly `shape`, floating point; ModelLoadError otherwise."""
+        found = self._found(name, shape)
+        if not found.is_floating_point() or found.element_size() < 2:
+            raise ModelLoadError(f"{self._files[name]}: tensor {name}: dtype {found.dtype} is not supported")
+        return found
+
+    def _found(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if name not in self._files:
             raise ModelLoadError(
                 f"{_where(self._directory, self._files.values())}: tensor {name} {list(shape)} is missing"
@@ -78,8 +84,13 @@ class Checkpoint:
             raise ModelLoadError(f"{path}: tensor {name}: {error}") from error
         if tuple(found.shape) != shape:
             raise ModelLoadError(f"{path}: tensor {name}: shape {list(found.shape)}, expected {list(shape)}")
-        if not found.is_floating_point() or found.element_size() < 2:
-            raise ModelLoadError(f"{path}: tensor {name}: dtype {found.dtype} is not supported")
+        return found
+
+    def blocks(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A mapped tensor of bytes of exactly `shape`; ModelLoadError otherwise."""
+        found = self._found(name, shape)
+        if found.dtype != torch.uint8:
+            raise ModelLoadError(f"{self._files[name]}: tensor {name}: dtype {found.dtype}, expected bytes")
         return found
 
     def fingerprint(self, seed: str) -> str:

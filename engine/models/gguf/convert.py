@@ -3,8 +3,9 @@
     config.json  generation_config.json  model.safetensors  tokenizer.json  tokenizer_config.json
 
 The caller gives an empty directory and makes its appearance atomic (`engine.models.store.cache`).
-Quantised weights are stored as float32 up to 2 GiB (half a billion parameters): a dequantised value needs more than the 8
-bits of bfloat16's mantissa (Q4_1 is a 4-bit number times a float16 plus a float16), and with rounded weights SmolLM2's
+Matrices of Q8_0, Q4_0 and Q4_K are kept block for block, as tensors of bytes (`tensors.KEPT`), and such a model runs in bfloat16.
+Other quantised weights are stored as float32 up to 2 GiB (half a billion parameters): a dequantised value needs more than the
+8 bits of bfloat16's mantissa (Q4_1 is a 4-bit number times a float16 plus a float16), and with rounded weights SmolLM2's
 first logits move by 0.04, so a float32 run would not be the file's model. A bfloat16 run rounds at load, to the values that
 a bfloat16 file would have held. Larger models are run in bfloat16 anyway, so they are stored in it, at half the disk.
 """
@@ -22,7 +23,7 @@ from engine.models.gguf.tensors import check_quants, stored_dtype, write_tensors
 from engine.models.gguf.tokenizer import build_tokenizer, special_ids, tokenizer_config
 
 # Part of the cache key: raise it when the same file would give another directory.
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 2
 
 
 def convert_gguf(source: Path, directory: Path, progress: Callable[[str], None]) -> None:

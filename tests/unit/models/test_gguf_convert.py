@@ -15,6 +15,7 @@ from engine.models.gguf import tensors
 from engine.models.gguf.architecture import read_architecture, tensor_plan
 from engine.models.gguf.convert import convert_gguf
 from engine.models.gguf.reading import GGUFFile
+from engine.models.quantization import from_blocks
 from tests.unit.models.gguf_files import K_QUANTS, Recipe, write_gguf
 
 torch.set_num_threads(1)
@@ -46,16 +47,22 @@ def test_every_quant_type_is_its_dequantised_self(tmp_path, quant):
     wide = {"hidden": 256, "inner": 512, "heads": 4, "head_dim": 64} if quant in K_QUANTS else {}
     expected, out = converted(tmp_path, Recipe(quant=quant, layers=1, **wide))
     stored = load_file(out / "model.safetensors")
-    assert stored.keys() == expected.keys()
-    dtype = torch.bfloat16 if quant == "BF16" else torch.float32
+    assert {name.removesuffix(tensors.KEPT.get(quant, "?")) for name in stored} == expected.keys()
+    dtype = torch.bfloat16 if quant == "BF16" or quant in tensors.KEPT else torch.float32
     for name, values in expected.items():
+        if quant in tensors.KEPT and values.ndim == 2:
+            suffix = tensors.KEPT[quant]
+            blocks = stored[name + suffix]
+            assert blocks.dtype is torch.uint8
+            assert torch.equal(from_blocks(blocks, suffix).dequantised(), torch.from_numpy(values)), name
+            continue
         assert stored[name].dtype is dtype
         assert torch.equal(stored[name], torch.from_numpy(values).to(dtype)), name
     assert json.loads((out / "config.json").read_text())["dtype"] == str(dtype).removeprefix("torch.")
 
 
 def test_bfloat16_is_chosen_over_a_limit_and_rounds_as_torch_does(tmp_path):
-    expected = write_gguf(tmp_path / "tiny.gguf", Recipe(quant="Q8_0"))
+    expected = write_gguf(tmp_path / "tiny.gguf", Recipe(quant="Q5_1"))
     file = GGUFFile(tmp_path / "tiny.gguf")
     size = 4 * sum(values.size for values in expected.values())
     assert tensors.stored_dtype(file, size) == "float32"
