@@ -25,3 +25,7 @@ DT_API void dt_attention_bf16(const AttentionStep* step, int64_t layer, const At
 DT_API void dt_attention_scratch(const AttentionStep* step, int64_t threads, int64_t* bytes) {
     *bytes = attention_scratch_bytes(*step, threads);
 }
+
+// Compiled here once; layers.cpp calls them.
+template void paged_attention<float>(Team&, const AttentionStep&, int64_t, const float*, float*, void*);
+template void paged_attention<bf16>(Team&, const AttentionStep&, int64_t, const bf16*, bf16*, void*);

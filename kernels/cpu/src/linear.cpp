@@ -19,3 +19,11 @@
 
 LINEAR(f32, float)
 LINEAR(bf16, bf16)
+
+// Compiled here once; layers.cpp calls them.
+#define COMPILED(T)                                                                                                            \
+    template void linear<T>(Team&, const Linear&, const T*, int64_t, const T*, T*, void*);                                     \
+    template void embed<T>(Team&, const Linear&, const int64_t*, int64_t, T*);
+
+COMPILED(float)
+COMPILED(bf16)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from kernels.cpu.build import built_library
 from kernels.cpu.config import compiler
 from kernels.cpu.library import Library, load, supported_isas
 
 # What runs here; nothing where there is no compiler (there the torch path is all that there is, and tested as such).
 ISAS = supported_isas() if compiler() else ()
+# Built before any test, because building them takes a busy machine longer than a test may.
+for _isa in ISAS:
+    built_library(_isa)
 
 
 @pytest.fixture(params=ISAS or [pytest.param("none", marks=pytest.mark.skip("no compiler, or not Linux"))])
