@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from contracts.clock import MonotonicClock
-from contracts.errors import ConfigError
 from contracts.request import GenerationRequest
 from contracts.sampling import SamplingParams
 from engine.build import ModelRuntimeConfig, load
@@ -40,11 +39,11 @@ class Step:
     num_answers: int  # requests that got a token
 
 
-def load_runner(path: Path, threads: int, quantization: str | None = None) -> TorchRunner:
+def load_runner(path: Path, threads: int, quantization: str = "auto") -> TorchRunner:
     """The model at `path` on a KV pool of KV_TOKENS, in its own dtype, its weights quantised where that is asked, warm."""
-    config = ModelRuntimeConfig(model_dir=path, threads=threads, max_num_batched_tokens=MAX_BATCHED_TOKENS)
-    if quantization is not None:
-        raise ConfigError(f"no {quantization} weights: this engine has bf16 and float32")
+    config = ModelRuntimeConfig(
+        model_dir=path, threads=threads, max_num_batched_tokens=MAX_BATCHED_TOKENS, quantization=quantization
+    )
     model = load(config)
     num_blocks = model.num_blocks_for(KV_TOKENS * model.layout.token_bytes)
     # The runner keeps the mapping alive; it goes with the process.
@@ -53,7 +52,7 @@ def load_runner(path: Path, threads: int, quantization: str | None = None) -> To
     return model.runner(region.buffer, num_blocks)
 
 
-def load_ours(path: Path, threads: int, quantization: str | None = None) -> OurEngine:
+def load_ours(path: Path, threads: int, quantization: str = "auto") -> OurEngine:
     """The engine on the model at `path`."""
     return OurEngine(load_runner(path, threads, quantization))
 

@@ -27,7 +27,7 @@ class Ours:
 def load(folder: Path, threads: int, precision: str) -> Ours:
     """The model in `folder`, its weights quantised at load where that is asked."""
     prefer_huge_pages()
-    return Ours(load_ours(folder, threads, None if precision == "bf16" else precision))
+    return Ours(load_ours(folder, threads, "none" if precision == "bf16" else precision))
 
 
 if __name__ == "__main__":
