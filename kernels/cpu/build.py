@@ -38,7 +38,6 @@ _FLAGS = (
     "-fopenmp",
     "-fPIC",
     "-fvisibility=hidden",
-    "-Wall",
 )
 _AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512cd", "-mprefer-vector-width=512")
