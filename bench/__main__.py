@@ -3,6 +3,7 @@
     all          everything below, and the machine's limits
     engine       the engine alone beside transformers
     overhead     what the engine adds to the model's forward
+    kernels      each native op as a share of the machine's limits
     step         what `LLM` and a server add to the model's bare step
     placement    what two workers on cores of their own cost each other
     transfer     a hand-off's bytes against memcpy
@@ -42,6 +43,7 @@ from bench.decision_report import run_decision
 from bench.engine import EngineBenchConfig, run_engine
 from bench.fake_workers import FakeConfig, serve_until_signal
 from bench.index import run_index
+from bench.kernels import KernelsBenchConfig, run_kernels
 from bench.limits import limits_report, measure_limits
 from bench.load import LoadFailed, client_main
 from bench.machine import MachineFacts, cpu_seconds, foreign_percent, machine_facts
@@ -111,6 +113,12 @@ def measure_overhead(options: Options, say: Say) -> Report:
     """About a minute."""
     config = EngineBenchConfig(threads=options.threads, rounds=options.rounds or 3)
     return run_overhead(half_b_checkpoint(default_cache_dir()), config, say)
+
+
+def measure_kernels(options: Options, say: Say) -> Report:
+    """A minute or two."""
+    config = KernelsBenchConfig(threads=options.threads)
+    return run_kernels(replace(config, rounds=options.rounds or config.rounds), say)
 
 
 def measure_step(options: Options, say: Say) -> Report:
@@ -250,6 +258,7 @@ MEASUREMENTS: dict[str, Callable[[Options, Say], Report]] = {
     "limits": measure_machine,
     "engine": measure_engine,
     "overhead": measure_overhead,
+    "kernels": measure_kernels,
     "step": measure_step,
     "placement": measure_placement,
     "transfer": measure_transfer,

@@ -7,6 +7,7 @@ Shares come from bench/results/kernels.json, as `python -m bench kernels` leaves
 from __future__ import annotations
 
 import json
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,7 +124,11 @@ def shares(results: Path = RESULTS) -> dict[str, dict[str, float]]:
     """op → what was measured → its share of the limit, 1 being all that the machine has; empty before any measuring."""
     if not results.exists():
         return {}
-    found: dict[str, dict[str, float]] = json.loads(results.read_text(encoding="utf-8")).get("shares", {})
+    found: dict[str, dict[str, float]] = {}
+    for measure in json.loads(results.read_text(encoding="utf-8"))["report"]["measures"]:
+        if measure["unit"] == "of the limit":
+            op, _, what = measure["name"].partition(": ")
+            found.setdefault(op, {})[what] = statistics.median(measure["runs"])
     return found
 
 

@@ -19,8 +19,8 @@ inline int64_t panel_bytes(const Linear& w) {
 
 // Rows of x that are worked on before the next: with 1,000 to 4,000 inputs they stay in the second-level cache.
 constexpr int CHUNK_TILES = 16;
-// Lines between a panel's asking and its use: enough to hide memory, few enough to stay in the first-level cache.
-constexpr int64_t DISTANCE = 64;
+// Lines between a panel's asking and its use: enough to hide memory, few enough for the second-level cache.
+constexpr int64_t DISTANCE = 128;
 
 template <class T, int R, int P>
 void tile(const LinearCall<T>& call, int64_t row, int64_t panel, Ahead next, int64_t distance) {

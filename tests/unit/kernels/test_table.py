@@ -43,7 +43,8 @@ def test_every_place_exists(row: Row) -> None:
 
 def test_measured_shares_stand_in_the_row_of_their_op(tmp_path: Path) -> None:
     results = tmp_path / "kernels.json"
-    results.write_text(json.dumps({"shares": {"linear": {"bf16, 1 row": 0.93}}}))
+    measure = {"name": "linear: bf16, 1 row", "unit": "of the limit", "runs": [0.9, 0.93, 0.99]}
+    results.write_text(json.dumps({"report": {"measures": [measure]}}))
     line = next(line for line in rendered(results).splitlines() if line.startswith("| linear |"))
     assert "bf16, 1 row 93%" in line
     assert "%" not in rendered(tmp_path / "none.json")
