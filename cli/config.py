@@ -17,6 +17,7 @@ from engine.execution.config import ENVIRONMENT as EXECUTION_ENVIRONMENT
 from engine.models.store.config import ENVIRONMENT as STORE_ENVIRONMENT
 from engine.placement.topology import read_topology
 from kernels.cpu.config import ENVIRONMENT as KERNELS_ENVIRONMENT
+from kv_transfer.config import ENVIRONMENT as TRANSFER_ENVIRONMENT
 from observability.tracing.config import ENVIRONMENT as TRACING_ENVIRONMENT
 from observability.tracing.config import TracingConfig
 from registry.config import ENVIRONMENT as REGISTRY_ENVIRONMENT
@@ -31,6 +32,7 @@ ENVIRONMENT = (
     STORE_ENVIRONMENT
     | EXECUTION_ENVIRONMENT
     | KERNELS_ENVIRONMENT
+    | TRANSFER_ENVIRONMENT
     | REGISTRY_ENVIRONMENT
     | TRACING_ENVIRONMENT
     | {

@@ -1,11 +1,26 @@
-"""What the operator may set about hand-offs. Times in seconds. Reads no environment."""
+"""What the operator may set about hand-offs, times in seconds, and the one variable that is set for UCX beneath NIXL."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from enum import StrEnum
 
 from contracts.errors import ConfigError
+
+# What it does, for `diptych doctor`.
+ENVIRONMENT = {
+    "UCX_KEEPALIVE_INTERVAL": "how often UCX beneath NIXL looks for dead peers; our workers set inf, see kv_transfer/config.py"
+}
+
+
+def find_dead_peers_ourselves() -> None:
+    """UCX does not look for dead peers, unless the user said otherwise. It reads this when an agent is made.
+
+    On one host its look marks the dead peer's endpoint as failed, and what is being sent there at that moment ends the whole
+    process ("Fatal: unexpected error: Endpoint timeout"). The control connection hears of a death at once.
+    """
+    os.environ.setdefault("UCX_KEEPALIVE_INTERVAL", "inf")  # noqa: TID251
 
 
 class Integrity(StrEnum):

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contracts.errors import TransferFailed
+from kv_transfer.config import find_dead_peers_ourselves
 from kv_transfer.connector import Write
 
 logger = logging.getLogger(__name__)
@@ -90,6 +91,7 @@ def has_rdma(devices: Path = _RDMA) -> bool:
 
 def _load() -> tuple[Callable[[str], _Library], tuple[type[Exception], ...]]:
     """How an agent of that name is made, and what its methods raise."""
+    find_dead_peers_ourselves()
     name = next((name for name in NAMES if importlib.util.find_spec(name) is not None), NAMES[0])
     raise_exceptions = logging.raiseExceptions
     api = importlib.import_module(f"{name}._api")

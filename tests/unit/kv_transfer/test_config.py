@@ -1,11 +1,12 @@
 """Settings that cannot work are refused by name."""
 
 import dataclasses
+import os
 
 import pytest
 
 from contracts.errors import ConfigError
-from kv_transfer.config import ReceiverConfig, SenderConfig
+from kv_transfer.config import ReceiverConfig, SenderConfig, find_dead_peers_ourselves
 
 
 @pytest.mark.parametrize(
@@ -21,3 +22,12 @@ def test_each_must_be_above_zero(config, name, value):
 def test_backoff_has_a_sane_order():
     with pytest.raises(ConfigError, match="max_backoff_s"):
         SenderConfig(reserve_backoff_s=1.0, max_backoff_s=0.5)
+
+
+def test_ucx_is_left_to_the_user_where_he_said_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_KEEPALIVE_INTERVAL", "7s")
+    find_dead_peers_ourselves()
+    assert os.environ["UCX_KEEPALIVE_INTERVAL"] == "7s"
+    monkeypatch.delenv("UCX_KEEPALIVE_INTERVAL")
+    find_dead_peers_ourselves()
+    assert os.environ["UCX_KEEPALIVE_INTERVAL"] == "inf"
