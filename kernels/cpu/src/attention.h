@@ -106,10 +106,17 @@ class Attending {
 
     // A word with the memory system about cells that are needed soon.
     void ask(const Cells<T>& cells, Range positions, Range heads, int64_t offset) const {
-        const int64_t bytes = (heads.end - heads.begin) * step.head_size * sizeof(T);
-        for (int64_t at = positions.begin; at < positions.end; ++at) {
-            const char* cell = (const char*)(cells.at(at) + offset + heads.begin * step.head_size);
-            for (int64_t i = 0; i < bytes; i += LINE) __builtin_prefetch(cell + i, 0, 2);
+        const int64_t elements = (heads.end - heads.begin) * step.head_size;
+        // All heads of a run of positions lie together.
+        const bool whole = elements == step.cell();
+        for (int64_t at = positions.begin, run; at < positions.end; at += run) {
+            run = cells.run(at, positions.end);
+            const T* first = cells.at(at) + offset + heads.begin * step.head_size;
+            for (int64_t i = 0; i < (whole ? 1 : run); ++i) {
+                const char* from = (const char*)(first + i * step.cell());
+                const char* end = from + (whole ? run : 1) * elements * sizeof(T);
+                for (; from < end; from += LINE) __builtin_prefetch(from, 0, 2);
+            }
         }
     }
     // The share of the next unit's keys that belongs to `count` of this one's `heads` · SPLIT positions.
