@@ -43,7 +43,6 @@ from bench.decision_report import run_decision
 from bench.engine import EngineBenchConfig, run_engine
 from bench.fake_workers import FakeConfig, serve_until_signal
 from bench.index import run_index
-from bench.kernels import KernelsBenchConfig, run_kernels
 from bench.limits import limits_report, measure_limits
 from bench.load import LoadFailed, client_main
 from bench.machine import MachineFacts, cpu_seconds, foreign_percent, machine_facts
@@ -117,6 +116,9 @@ def measure_overhead(options: Options, say: Say) -> Report:
 
 def measure_kernels(options: Options, say: Say) -> Report:
     """A minute or two."""
+    # With torch, which clients and fake workers are started without.
+    from bench.kernels import KernelsBenchConfig, run_kernels
+
     config = KernelsBenchConfig(threads=options.threads)
     return run_kernels(replace(config, rounds=options.rounds or config.rounds), say)
 
