@@ -11,16 +11,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-
-import torch
+from typing import TYPE_CHECKING
 
 from bench.progress import Say
 from bench.report import Measure, Report
-from kernels.batch import Segment
-from kernels.dispatch import choose
-from kernels.implementation import Kernels
-from kernels.quantised import Format, quantise
-from kernels.sampling import Wish
+
+if TYPE_CHECKING:
+    from kernels.implementation import Kernels
+    from kernels.quantised import Format
 
 ROWS = (1, 8, 16, 1024)
 CONTEXTS = (4096, 16384)
@@ -34,7 +32,6 @@ SHAPES = {
 }
 # Enough layers for more than any cache of this kind of machine.
 WEIGHT_BYTES = 128 << 20
-_BF16 = torch.bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +54,20 @@ class Work:
 
 def run_kernels(config: KernelsBenchConfig, say: Say) -> Report:
     """A minute or two."""
+    import torch
+
+    from kernels.dispatch import choose
+
     torch.set_num_threads(config.threads)
     torch.manual_seed(0)
-    ops = choose("cpu", _BF16)
+    ops = choose("cpu", torch.bfloat16)
     say(f"kernels: preparing ({ops.name})")
     works = [*_linears(ops), *_quantised(ops), *_attention(ops), *_sampling(ops)]
     numbers = torch.ones(READ_BYTES // 8, dtype=torch.int64)
-    left, right = torch.randn(GEMM[0], GEMM[1], dtype=_BF16), torch.randn(GEMM[1], GEMM[2], dtype=_BF16)
+    left, right = (
+        torch.randn(GEMM[0], GEMM[1], dtype=torch.bfloat16),
+        torch.randn(GEMM[1], GEMM[2], dtype=torch.bfloat16),
+    )
     reads, products = [], []
     shares: dict[str, list[float]] = {work.name: [] for work in works}
     with torch.inference_mode():
@@ -108,17 +112,21 @@ def _in_turn(calls: list[Callable[[], object]]) -> Callable[[], None]:
 
 
 def _linears(ops: Kernels) -> list[Work]:
+    import torch
+
     works = []
     for label, shapes in SHAPES.items():
         a_layer = sum(outs * ins for outs, ins in shapes)
         layers = -(-WEIGHT_BYTES // (2 * a_layer))
         made = [
-            (ops.linear(torch.randn(outs, ins, dtype=_BF16), None), ins) for _ in range(layers) for outs, ins in shapes
+            (ops.linear(torch.randn(outs, ins, dtype=torch.bfloat16), None), ins)
+            for _ in range(layers)
+            for outs, ins in shapes
         ]
         for rows in ROWS:
             some = made if rows <= 16 else made[: 2 * len(shapes)]
             share = len(some) / len(made)
-            x = {ins: torch.randn(rows, ins, dtype=_BF16) for _, ins in shapes}
+            x = {ins: torch.randn(rows, ins, dtype=torch.bfloat16) for _, ins in shapes}
             calls: list[Callable[[], object]] = [partial(op, x[ins]) for op, ins in some]
             size = layers * a_layer * share
             works.append(Work(f"linear: {label}, {rows} rows", _in_turn(calls), 2 * size, 2 * size * rows))
@@ -126,6 +134,10 @@ def _linears(ops: Kernels) -> list[Work]:
 
 
 def _quantised(ops: Kernels) -> list[Work]:
+    import torch
+
+    from kernels.quantised import quantise
+
     works = []
     formats: tuple[tuple[Format, float], ...] = (("int8", 8.5), ("int4", 4.5))
     if ops.quantised is None:
@@ -133,9 +145,11 @@ def _quantised(ops: Kernels) -> list[Work]:
     outs, ins = SHAPES["0.5B"][2]
     for name, bits in formats:
         layers = int(-(-WEIGHT_BYTES * 8 // (bits * outs * ins)))
-        made = [ops.quantised.linear(quantise(torch.randn(outs, ins), name), None, _BF16) for _ in range(layers)]
+        made = [
+            ops.quantised.linear(quantise(torch.randn(outs, ins), name), None, torch.bfloat16) for _ in range(layers)
+        ]
         for rows in (1, 8, 16):
-            x = torch.randn(rows, ins, dtype=_BF16)
+            x = torch.randn(rows, ins, dtype=torch.bfloat16)
             calls: list[Callable[[], object]] = [partial(op, x) for op in made]
             works.append(Work(f"quantised: {name}, {rows} rows", _in_turn(calls), layers * outs * ins * bits / 8))
     return works
@@ -143,14 +157,18 @@ def _quantised(ops: Kernels) -> list[Work]:
 
 def _attention(ops: Kernels) -> list[Work]:
     """One decode row, 14 query and 2 KV heads of 64, more layers than a cache holds."""
+    import torch
+
+    from kernels.batch import Segment
+
     works = []
     for context in CONTEXTS:
         blocks, a_layer = context // 16, context * 2 * 2 * 64 * 2
         layers = -(-WEIGHT_BYTES // a_layer)
-        memory = torch.randn(blocks, layers, 2, 16, 2, 64).to(_BF16)
+        memory = torch.randn(blocks, layers, 2, 16, 2, 64).to(torch.bfloat16)
         segment = Segment(0, 1, context - 1, torch.randperm(blocks).tolist())
         step = ops.kv_cache(memory, (None,) * layers).attention([segment])
-        query, key, value = (torch.randn(1, heads, 64).to(_BF16) for heads in (14, 2, 2))
+        query, key, value = (torch.randn(1, heads, 64).to(torch.bfloat16) for heads in (14, 2, 2))
         calls: list[Callable[[], object]] = [partial(step, layer, query, key, value) for layer in range(layers)]
         works.append(Work(f"attention: decode at {context:,}", _in_turn(calls), float(layers * a_layer)))
     return works
@@ -158,9 +176,13 @@ def _attention(ops: Kernels) -> list[Work]:
 
 def _sampling(ops: Kernels) -> list[Work]:
     """Sixteen rows, top-k and top-p; the limit is to read the logits once."""
+    import torch
+
+    from kernels.sampling import Wish
+
     if ops.sampling is None:
         return []
-    logits = torch.randn(16, 151936).to(_BF16)
+    logits = torch.randn(16, 151936).to(torch.bfloat16)
     wishes = [Wish(temperature=0.8, top_k=50, top_p=0.95, keys=(1, row)) for row in range(16)]
     sampling = ops.sampling()
     run = partial(sampling, logits, range(16), wishes)
