@@ -27,8 +27,13 @@ TORCH_FREE = (
 )
 
 
+# A program of its own that only bench/gpu.sh starts: it measures torch and Triton on a device.
+WITH_TORCH = ROOT / "bench" / "gpu"
+
+
 def modules(folder: str) -> list[str]:
-    found = [p.relative_to(ROOT) for p in sources() if p.is_relative_to(ROOT / folder)]
+    ours = [p for p in sources() if p.is_relative_to(ROOT / folder) and not p.is_relative_to(WITH_TORCH)]
+    found = [p.relative_to(ROOT) for p in ours]
     names = [".".join(p.with_suffix("").parts) for p in found]
     return sorted(n.removesuffix(".__init__") for n in names if not n.endswith("__main__"))
 

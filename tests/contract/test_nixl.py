@@ -39,7 +39,9 @@ async def test_nothing_of_a_stopped_source_lands_once_its_window_is_quiesced(mon
     """Over sockets a read needs its source: what has not reached this machine is under way for as long as that is stopped."""
     monkeypatch.setenv("UCX_TLS", "tcp,self")
     async with end(connector, BIG) as target, stopped_writer(target, "nixl") as (process, key):
-        before = snapshot(target) if target.connector.close_window(key) else None  # what was on its way may have been all
+        before = (
+            snapshot(target) if target.connector.close_window(key) else None
+        )  # what was on its way may have been all
         for _ in range(20):
             await asyncio.sleep(0.01)
             assert before is None or target.connector.close_window(key)
