@@ -94,7 +94,9 @@ async def pair(make):
 
 
 def on(*kinds):
-    return pytest.mark.parametrize("make", kinds, indirect=True)
+    # UCX beneath NIXL may end the whole process ("Fatal: unexpected error"), and with it the tests that share it.
+    marked = [pytest.param(kind, marks=pytest.mark.long) if kind in NIXL else kind for kind in kinds]
+    return pytest.mark.parametrize("make", marked, indirect=True)
 
 
 async def quiesced(connector, key, within_s=5.0):

@@ -20,7 +20,8 @@ from kv_transfer.region import SharedRegion
 from kv_transfer.tcp_wire import BadFrame, greet, shut, wait_readable
 from tests.contract.test_connector import BIG, SIZE, child, end, quiesced, said, snapshot, stopped_writer
 
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+# Long, because UCX may end the whole process, and with it the tests that share it.
+pytestmark = [pytest.mark.long, pytest.mark.skipif(why_not() is not None, reason=why_not() or "")]
 QUICK = TargetLimits(stall_s=2.0)
 
 
