@@ -99,6 +99,8 @@ async def played(folder):
     setup = Setup(model=FAKE, prefill_blocks=BLOCKS, decode_blocks=BLOCKS, step_s=0.002, faults=fault)
     config = router_config(folder, slo=SloConfig(ttft_s=60.0, itl_s=60.0))
     async with served(folder, setup, config) as (running, workers):
+        for worker in (*workers.prefill, *workers.decode):
+            worker.metrics.placed(1, 0)  # as a process of its own says of its cores
         load = Load(running)
         await load.ask("two pools", 1, 6, "disaggregated")
         await load.ask("again", 1, 6, "disaggregated")
