@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 
 from kernels.batch import Segment
-from kernels.cpu.library import I32, INT, PTR, Function, Library
+from kernels.cpu.library import I32, INT, PTR, SHORT, Function, Library
 from kernels.cpu.small import with_heads_together
 
-_SHORT = {torch.float32: "f32", torch.bfloat16: "bf16"}
 FUNCTIONS = {
     "dt_attention_f32": (PTR, INT, PTR, I32),
     "dt_attention_bf16": (PTR, INT, PTR, I32),
@@ -144,7 +143,7 @@ class NativeAttention:
             out=out.data_ptr(),
             scratch=cache.scratch(needed.value).data_ptr(),
         )
-        cache.call[f"dt_attention_{_SHORT[query.dtype]}"](at, layer, ctypes.addressof(call), threads)
+        cache.call[f"dt_attention_{SHORT[query.dtype]}"](at, layer, ctypes.addressof(call), threads)
         return out
 
 

@@ -13,14 +13,13 @@ from torch import Tensor
 
 from kernels.cpu.attention import NativeAttention
 from kernels.cpu.embedding import PackedEmbedding, described
-from kernels.cpu.library import I32, PTR, Library
+from kernels.cpu.library import I32, PTR, SHORT, Library
 from kernels.cpu.linear import LinearStruct
 from kernels.reference import ReferenceEmbedding
 from kernels.stack import Inputs, Layer, Stack
 
-_SHORT = {torch.float32: "f32", torch.bfloat16: "bf16"}
-FUNCTIONS = {f"dt_{op}_{short}": (PTR, PTR, I32) for op in ("step", "head") for short in _SHORT.values()} | {
-    f"dt_step_scratch_{short}": (PTR, PTR, I32, PTR) for short in _SHORT.values()
+FUNCTIONS = {f"dt_{op}_{short}": (PTR, PTR, I32) for op in ("step", "head") for short in SHORT.values()} | {
+    f"dt_step_scratch_{short}": (PTR, PTR, I32, PTR) for short in SHORT.values()
 }
 
 
@@ -79,7 +78,7 @@ class Fused:
 
     def __init__(self, library: Library, stack: Stack) -> None:
         call = library.bind(FUNCTIONS)
-        short = _SHORT[stack.dtype]
+        short = SHORT[stack.dtype]
         self._step, self._head = call[f"dt_step_{short}"], call[f"dt_head_{short}"]
         self._scratch_bytes = call[f"dt_step_scratch_{short}"]
         self._kept = stack

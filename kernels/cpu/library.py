@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 # Before our library is loaded: it brings the OpenMP library whose threads both use.
-import torch  # noqa: F401
+import torch
 
 from kernels.cpu.build import BuildError, built_library
 from kernels.cpu.config import ISAS
@@ -27,6 +27,9 @@ PTR, INT, I32, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c
 CType: TypeAlias = type[ctypes.c_void_p] | type[ctypes.c_int64] | type[ctypes.c_int32] | type[ctypes.c_float]
 Functions: TypeAlias = Mapping[str, Sequence[CType]]
 Function: TypeAlias = Callable[..., None]
+
+# How a function's name ends that takes activations of a type.
+SHORT = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 # What /proc/cpuinfo must list for an instruction set.
 _NEEDS = {

@@ -16,20 +16,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import I32, INT, PTR, Function, Library
+from kernels.cpu.library import I32, INT, PTR, SHORT, Function, Library
 from kernels.cpu.pages import ARENA
 from kernels.cpu.quantised import packed
 from kernels.quantised import Format, QuantisedWeight
 
 LANES = 16
 _LINE_BYTES = 64
-_SHORT = {torch.float32: "f32", torch.bfloat16: "bf16"}
 # `LinearKind` of src/linear_call.h.
 _KIND = {torch.float32: 0, torch.bfloat16: 1}
 _QUANTISED_KIND: dict[Format, int] = {"int8": 2, "int4": 3, "int4_k": 4}
 FUNCTIONS = {
     f"dt_{op}_{short}": arguments
-    for short in _SHORT.values()
+    for short in SHORT.values()
     for op, arguments in {
         "linear": (PTR, PTR, INT, PTR, PTR, I32),
         "pack": (PTR, PTR, INT, INT, I32),
@@ -77,7 +76,7 @@ class PackedLinear:
         self.dtype = weight.dtype
         self._weight = weight.panels
         self._bias = padded_bias(bias, weight.outputs)
-        short = _SHORT[weight.dtype]
+        short = SHORT[weight.dtype]
         self._linear, self._embed = call[f"dt_linear_{short}"], call[f"dt_embed_{short}"]
         self.struct = LinearStruct(
             kind=weight.kind,
@@ -124,7 +123,7 @@ def linear_of(library: Library) -> Callable[[Tensor, Tensor | None], PackedLinea
         lines = -(-inputs * weight.element_size() // 4)
         panels = ARENA.empty(-(-outputs // LANES) * lines * _LINE_BYTES)
         plain, threads = weight.contiguous(), torch.get_num_threads()
-        call[f"dt_pack_{_SHORT[weight.dtype]}"](panels.data_ptr(), plain.data_ptr(), outputs, inputs, threads)
+        call[f"dt_pack_{SHORT[weight.dtype]}"](panels.data_ptr(), plain.data_ptr(), outputs, inputs, threads)
         return PackedLinear(call, Packed(_KIND[weight.dtype], weight.dtype, outputs, inputs, panels), bias)
 
     return make

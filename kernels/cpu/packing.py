@@ -8,15 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import I32, INT, PTR, Library
+from kernels.cpu.library import I32, INT, PTR, SHORT, Library
 from kernels.packing import LARGEST, Form, packed_bytes
 
-_SHORT = {torch.float32: "f32", torch.bfloat16: "bf16"}
 FUNCTIONS = {
     f"dt_{op}_{form}_{short}": (PTR, PTR, INT, PTR, PTR, I32)
     for op in ("pack", "unpack")
     for form in LARGEST
-    for short in _SHORT.values()
+    for short in SHORT.values()
 }
 
 
@@ -24,14 +23,14 @@ class NativePacking:
     """Packs and unpacks blocks of a cache [num_blocks, layers, 2, block_size, kv_heads, d], contiguous, on the CPU."""
 
     def __init__(self, library: Library, cache: Tensor, form: Form) -> None:
-        if cache.dim() != 6 or cache.shape[2] != 2 or not cache.is_contiguous() or cache.dtype not in _SHORT:
+        if cache.dim() != 6 or cache.shape[2] != 2 or not cache.is_contiguous() or cache.dtype not in SHORT:
             raise ValueError(f"not a KV cache: {tuple(cache.shape)} {cache.dtype}")
         calls = library.bind(FUNCTIONS)
         _, layers, _, size, heads, width = cache.shape
         self._cache = cache
         self._shape = np.array([layers, size, heads, width], np.int64)
-        self._pack = calls[f"dt_pack_{form}_{_SHORT[cache.dtype]}"]
-        self._unpack = calls[f"dt_unpack_{form}_{_SHORT[cache.dtype]}"]
+        self._pack = calls[f"dt_pack_{form}_{SHORT[cache.dtype]}"]
+        self._unpack = calls[f"dt_unpack_{form}_{SHORT[cache.dtype]}"]
         self.block_bytes = packed_bytes(layers, size, heads, width)
 
     def pack(self, block_ids: Sequence[int], packed: Tensor) -> None:

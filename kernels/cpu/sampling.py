@@ -9,12 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import I32, INT, PTR, Library
+from kernels.cpu.library import I32, INT, PTR, SHORT, Library
 from kernels.sampling import Drawn, Wish
 
 _RUN = 128
-_SHORT = {torch.float32: "f32", torch.bfloat16: "bf16"}
-FUNCTIONS = {f"dt_sample_{short}": (PTR, INT, INT, PTR, I32) for short in _SHORT.values()}
+FUNCTIONS = {f"dt_sample_{short}": (PTR, INT, INT, PTR, I32) for short in SHORT.values()}
 
 # `struct Row` of src/sampling.h, field by field.
 ROW = np.dtype(
@@ -38,7 +37,7 @@ class NativeSampling:
 
     def __init__(self, library: Library) -> None:
         calls = library.bind(FUNCTIONS)
-        self._calls = {dtype: calls[f"dt_sample_{short}"] for dtype, short in _SHORT.items()}
+        self._calls = {dtype: calls[f"dt_sample_{short}"] for dtype, short in SHORT.items()}
         self._scratch = np.empty(0, np.uint8)
 
     def __call__(self, logits: Tensor, rows: Sequence[int], wishes: Sequence[Wish]) -> list[Drawn]:

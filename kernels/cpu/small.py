@@ -7,12 +7,11 @@ import ctypes
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import FLOAT, I32, INT, PTR, Function, Library
+from kernels.cpu.library import FLOAT, I32, INT, PTR, SHORT, Function, Library
 
-_SHORT = {torch.float32: "f32", torch.bfloat16: "bf16"}
 FUNCTIONS = {
     f"dt_{op}_{short}": arguments
-    for short in _SHORT.values()
+    for short in SHORT.values()
     for op, arguments in {
         "rms_norm": (PTR, PTR, INT, INT, PTR, FLOAT, I32),
         "rotary": (PTR, PTR, PTR, PTR, PTR, I32),
@@ -68,7 +67,7 @@ class Small:
         return out
 
     def _call(self, op: str, x: Tensor) -> Function:
-        return self._calls[f"dt_{op}_{_SHORT[x.dtype]}"]
+        return self._calls[f"dt_{op}_{SHORT[x.dtype]}"]
 
 
 def with_heads_together(x: Tensor) -> Tensor:
