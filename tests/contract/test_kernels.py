@@ -14,6 +14,7 @@ from kernels.cpu.kernels import native
 from kernels.cpu.library import load, supported_isas
 from kernels.dispatch import REFERENCE, TORCH, Kernels, choose
 from kernels.torch_linear import size_for
+from tests.gpu.dense import attended
 
 # The best instruction set of this machine and the plainest, which proves it; those between have tests/unit/kernels.
 NATIVE = (
@@ -134,20 +135,6 @@ STEPS = {
 }
 
 
-def dense(query: Tensor, keys: Tensor, values: Tensor, first_position: int, window: int | None) -> Tensor:
-    """query [n, heads, d] at positions first_position…, keys and values [seen, kv_heads, d], float64."""
-    group = query.shape[1] // keys.shape[1]
-    keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
-    scores = torch.einsum("qhd,khd->hqk", query, keys) * query.shape[2] ** -0.5
-    query_at = first_position + torch.arange(query.shape[0])[:, None]
-    key_at = torch.arange(keys.shape[0])
-    hidden = key_at > query_at
-    if window is not None:
-        hidden |= key_at <= query_at - window
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
-    return torch.einsum("hqk,khd->qhd", weights, values)
-
-
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (5, 1)], ids=str)
 @pytest.mark.parametrize("windows", [(None, None), (6, None), (1, 40)], ids=str)
@@ -184,7 +171,7 @@ def test_attention(
             rows = slice(segment.first_row, segment.first_row + segment.num_rows)
             keys = torch.cat((context[:, layer, 0], key[rows])).double()
             values = torch.cat((context[:, layer, 1], value[rows])).double()
-            exact = dense(query[rows].double(), keys, values, segment.num_computed, windows[layer])
+            exact = attended(query[rows].double(), keys, values, segment.num_computed, windows[layer])
             assert_near(found[rows], exact.flatten(1))
             for position in range(segment.num_computed, segment.context_len):
                 cell = cache[segment.block_ids[position // BLOCK_SIZE], layer, :, position % BLOCK_SIZE]
