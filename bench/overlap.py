@@ -26,7 +26,7 @@ import numpy as np
 
 from bench.progress import Say
 from bench.report import Measure, Report, Table, Verdict
-from bench.transfer import connector_kinds
+from bench.transfer import connected_source, connector_kinds
 from contracts.clock import MonotonicClock
 from contracts.kv_layout import KVLayout
 from contracts.ticket import Grant
@@ -195,18 +195,12 @@ def source_main() -> None:
 
 async def _source(job: Job) -> tuple[Cell, ...]:
     config = job.config
+    address = ConnectorAddress(job.kind, job.address)
     with SharedRegion(config.region_bytes) as region, ThreadPoolExecutor(1) as computing:
-        np.frombuffer(region.buffer, dtype=np.uint8)[:] = 1
-        (connector,) = make_connectors((job.kind,), NetworkConfig())
-        connector.expose(region)
-        address = ConnectorAddress(job.kind, job.address)
-        try:
-            await connector.connect(address)
+        async with connected_source(address, region) as connector:
             prompts = _Prompts(config, connector, (address, job.key), computing)
             await prompts.once(1, 0.0, config.num_tokens)  # nothing is measured for the first time
             return tuple([await _cell(prompts, k, long) for k, long in _cells(config)])
-        finally:
-            await connector.close()
 
 
 def _cells(config: OverlapBenchConfig) -> list[tuple[int, bool]]:

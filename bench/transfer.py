@@ -15,7 +15,8 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import msgspec
@@ -185,24 +186,31 @@ def source_main() -> None:
     sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(_source(job))))
 
 
+@asynccontextmanager
+async def connected_source(address: ConnectorAddress, region: SharedRegion) -> AsyncIterator[Connector]:
+    """A connector that writes from `region`, all of it touched before, to the target at `address`; the region stays open."""
+    np.frombuffer(region.buffer, dtype=np.uint8)[:] = 1
+    (connector,) = make_connectors((address.kind,), NetworkConfig())
+    connector.expose(region)
+    try:
+        await connector.connect(address)
+        yield connector
+    finally:
+        await connector.close()
+
+
 async def _source(job: Job) -> Times:
     config = job.config
     sets = config.writes()
+    address = ConnectorAddress(job.kind, job.address)
     with SharedRegion(config.region_bytes) as region:
-        np.frombuffer(region.buffer, dtype=np.uint8)[:] = 1
-        (connector,) = make_connectors((job.kind,), NetworkConfig())
-        connector.expose(region)
-        address = ConnectorAddress(job.kind, job.address)
-        try:
-            await connector.connect(address)
+        async with connected_source(address, region) as connector:
             fresh = await _timed(connector, (address, job.key), sets)
             turns = [sets[i % len(sets)] for i in range(config.rounds)]
             warm = await _timed(connector, (address, job.key), turns)
             cpu_s = time.process_time()
             await asyncio.sleep(_IDLE_S)
             idle_percent = 100 * (time.process_time() - cpu_s) / _IDLE_S
-        finally:
-            await connector.close()
         memcpy = _memcpy(np.frombuffer(region.buffer, dtype=np.uint8), turns)
         full = await _digested(region, turns, config, Integrity.FULL)
         sampled = await _digested(region, turns, config, Integrity.SAMPLED)
