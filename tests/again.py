@@ -25,7 +25,7 @@ from pathlib import Path
 import pytest
 import xdist
 
-MOST = 3  # more tests than this do not fail by chance
+MOST = 10  # of 13,000; more than this do not fail by chance
 _DIED = "crashed while running"  # what xdist says of a test whose process is gone
 _NOTE = "--note-failures"
 
