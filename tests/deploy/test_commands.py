@@ -86,6 +86,25 @@ def test_processes_take_their_flags(name, mounts):
         assert router.redis.address.password == PASSWORD and router.redis.address.ca_file is not None
 
 
+def test_what_both_pools_have_comes_before_what_one_has(mounts):
+    one = all_rendered()["unlike nodes, a quantised model and a GPU that is filled"]
+    prefill, decode = (parsed(words(one, part), mounts).params for part in ("prefill", "decode"))
+    assert prefill["quantization"] == decode["quantization"] == "int8"
+    assert (prefill["max_model_len"], decode["max_model_len"]) == (512, 256)
+    assert (prefill["kv_memory"], decode["kv_memory"]) == (2**30, None)  # of a GPU: what it has left
+    assert (decode["gpu_memory_utilisation"], decode["kv_staging"]) == (0.8, 2 * 2**30)
+    named = [
+        {
+            e["name"]: e["value"]
+            for e in one.one("Deployment", part)["spec"]["template"]["spec"]["containers"][0]["env"]
+            if "value" in e
+        }
+        for part in ("prefill", "decode")
+    ]
+    common = {"HOME": "/tmp", "DIPTYCH_KERNELS": "avx2"}
+    assert named == [{**common, "OMP_PROC_BIND": "true"}, common]
+
+
 @pytest.mark.parametrize("name", SETS)
 def test_what_runs_beside_them_takes_its_flags(name, mounts):
     """Probes and the fetching of models."""

@@ -58,6 +58,52 @@ REFUSED = {
         },
         "redis.resources: requests.cpu 1500m is more than limits.cpu 1",
     ),
+    "a Redis's password without it": (
+        {"redis": {"enabled": False, "passwordSecret": "x"}, "router": {"replicas": 1}},
+        "redis.passwordSecret: is of redis.enabled",
+    ),
+    "a password of no Redis": ({"redis": {"external": {"passwordSecret": "x"}}}, "need redis.external.url"),
+    "an authority where nothing is signed": (
+        {"redis": {"enabled": False, "external": {"url": "redis://host/0", "caSecret": "x"}}},
+        "redis.external.caSecret",
+    ),
+    "a flag that probes and policies do not know of": (
+        {"decode": {"extraArgs": ["--port=9000"]}},
+        "decode.extraArgs: --port follows from a value",
+    ),
+    "a flag beside its value": ({"workers": {"extraArgs": ["--threads=3"]}}, "workers.extraArgs: --threads"),
+    "a router's flag beside its value": ({"router": {"extraArgs": ["--log-level=debug"]}}, "router.extraArgs"),
+    "a variable of the chart's": ({"decode": {"env": [{"name": "POD_IP", "value": "1"}]}}, "decode.env: POD_IP"),
+    "a variable twice": (
+        {
+            "prefill": {"env": [{"name": "DIPTYCH_KERNELS", "value": "avx2"}]},
+            "workers": {"env": [{"name": "DIPTYCH_KERNELS", "value": "torch"}]},
+        },
+        "DIPTYCH_KERNELS is already said by prefill.env",
+    ),
+    "a token twice": (
+        {"model": {"tokenSecret": {"name": "hub"}, "env": [{"name": "HF_TOKEN", "value": "x"}]}},
+        "model.env: HF_TOKEN",
+    ),
+    "a secret's value without a name": ({"model": {"tokenSecret": {"name": "hub", "key": ""}}}, "tokenSecret/key"),
+    "more devices than a worker uses": ({"decode": {"gpu": {"count": 2}}}, "/decode/gpu/count"),
+    "a claim that one pod has": (
+        {"model": {"volume": {"create": True, "accessModes": ["ReadWriteOncePod"]}}},
+        "/model/volume/accessModes",
+    ),
+    "more KV than memory that is a number": (
+        {
+            "decode": {
+                "kvMemory": "40GiB",
+                "resources": {"requests": {"cpu": 0.5, "memory": 30000000000}, "limits": {"memory": 30000000000}},
+            }
+        },
+        "decode.kvMemory: 40GiB does not fit",
+    ),
+    "a default of KV that does not fit": (
+        {"decode": {"resources": {"requests": {"cpu": 1, "memory": "1Gi"}, "limits": {"memory": "1Gi"}}}},
+        "decode.kvMemory: 1GiB does not fit",
+    ),
     "a way out where all are": (
         {"networkPolicy": {"enabled": False, "egress": {"enabled": True}}},
         "networkPolicy.enabled",
@@ -77,5 +123,7 @@ def test_values_that_only_look_as_if_they_contradicted_each_other_are_taken():
         {"decode": {"rollout": {"maxSurge": 0, "maxUnavailable": "25%"}}},
         {"decode": {"kvMemory": "40GiB", "gpu": {"count": 1}}},  # a device has memory of its own
         {"decode": {"kvMemory": "4000000KB"}},
+        {"decode": {"resources": {"requests": {"cpu": 0.5, "memory": 3e10}, "limits": {"cpu": 2, "memory": "0.1P"}}}},
+        {"router": {"env": [{"name": "POD_IP", "value": "1"}]}},  # no worker
     )
     assert [one.refusal for one in render(*taken)] == [""] * len(taken)

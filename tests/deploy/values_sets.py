@@ -43,6 +43,18 @@ SETS: dict[str, dict] = {
         "monitoring": {"monitors": True, "rules": True, "dashboards": True, "labels": {"team": "serving"}},
         "networkPolicy": {"users": USERS, "egress": {"enabled": True, "extra": [{"ports": [{"port": 4317}]}]}},
     },
+    "unlike nodes, a quantised model and a GPU that is filled": {
+        "workers": {
+            "extraArgs": ["--quantization=int8", "--max-model-len=512"],
+            "env": [{"name": "DIPTYCH_KERNELS", "value": "avx2"}],
+        },
+        "prefill": {"env": [{"name": "OMP_PROC_BIND", "value": "true"}], "extraArgs": ["--cores=auto"]},
+        "decode": {
+            "gpu": {"count": 1},
+            "extraArgs": ["--max-model-len=256", "--gpu-memory-utilization=0.8", "--kv-staging=2GiB"],
+            "resources": {"requests": {"cpu": 0.5, "memory": 3e9}, "limits": {"memory": 4000000000}},
+        },
+    },
     "HPA": {"autoscaling": {"kind": "hpa"}, "networkPolicy": {"monitoring": []}},
     "GPU, a shared volume and a hub's model": {
         "image": {"repository": "llm/diptych", "tag": "0.1.0-cuda", "pullSecrets": ["pull"]},

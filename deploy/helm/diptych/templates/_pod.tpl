@@ -72,7 +72,7 @@ initContainers:
 {{- toYaml . | nindent 6 }}
 {{- end }}
     securityContext: {{- include "diptych.containerSecurity" .root | nindent 6 }}
-    resources: {{- toYaml $v.model.resources | nindent 6 }}
+    resources: {{- include "diptych.resources" $v.model.resources | nindent 6 }}
     volumeMounts:
       - {name: models, mountPath: /models}
       - {name: model, mountPath: /model}

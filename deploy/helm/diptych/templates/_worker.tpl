@@ -29,7 +29,9 @@ timeoutSeconds: 5
 - "--metrics-port={{ $v.ports.metrics }}"
 - "--connector={{ $v.connector }}"
 - "--threads={{ .given.threads }}"
-- "--kv-memory={{ .given.kvMemory }}"
+{{- with include "diptych.kvMemory" .given }}
+- "--kv-memory={{ . }}"
+{{- end }}
 {{- if gt (int .given.gpu.count) 0 }}
 - --device=cuda
 {{- end }}
@@ -40,7 +42,7 @@ timeoutSeconds: 5
 - {{ printf "--router=%s-registry.%s.svc:%d" (include "diptych.fullname" .root) .root.Release.Namespace (int $v.ports.registry) | quote }}
 {{- end }}
 {{- include "diptych.trustArgs" .root }}
-{{- range .given.extraArgs }}
+{{- range concat $v.workers.extraArgs .given.extraArgs }}
 - {{ . | quote }}
 {{- end }}
 {{- end }}
@@ -87,7 +89,7 @@ spec:
             - name: POD_IP
               valueFrom: {fieldRef: {fieldPath: status.podIP}}
             - {name: HOME, value: /tmp}
-{{- with $given.env }}
+{{- with concat $v.workers.env $given.env }}
 {{- toYaml . | nindent 12 }}
 {{- end }}
           ports:
@@ -111,9 +113,9 @@ spec:
 {{- end }}
           securityContext: {{- include "diptych.containerSecurity" $root | nindent 12 }}
           resources:
-            requests: {{- toYaml $given.resources.requests | nindent 14 }}
+            requests: {{- include "diptych.quantities" $given.resources.requests | nindent 14 }}
             limits:
-{{- toYaml $given.resources.limits | nindent 14 }}
+{{- include "diptych.quantities" $given.resources.limits | nindent 14 }}
 {{- if gt (int $given.gpu.count) 0 }}
               {{ $given.gpu.resource }}: {{ $given.gpu.count }}
 {{- end }}
