@@ -34,6 +34,7 @@ async def played(stack: Stack, journal: Journal, steps: tuple[str, ...]) -> None
     begun = time.time()
     with journal.check("docker compose up: everything is well") as line:
         await stack.compose("up", "-d", "--wait", "--wait-timeout", "300")
+        line.said = f"workers run {await files.kernels_run(stack)}"
     await files.hard(stack, journal)
     client = Client(stack.ports["HTTP_PORT"])
     try:
@@ -44,9 +45,9 @@ async def played(stack: Stack, journal: Journal, steps: tuple[str, ...]) -> None
         if not truth:
             raise NotSo("nothing is known to compare answers with")
         acting = Scene(stack, journal, client, Watch(stack), truth, begun)
-        for step in (*scene.STEPS, mistakes.mistaken, scene.shrunk):
+        for step in (*scene.STEPS, mistakes.mistaken, scene.shrunk, scene.rolled):
             if not steps or step.__name__ in steps:
-                if step not in scene.AT_FIRST and not await acting.watch.ready(2, 3):
+                if step not in scene.ONE_OF_EACH and not await acting.watch.ready(2, 3):
                     await stack.scale(prefill=2, decode=3)
                 await step(acting)
         await again(acting)

@@ -31,7 +31,7 @@ async def built(stack: Stack, journal: Journal) -> None:
         await stack.compose("build", "-q")
         found = json.loads(await stack.docker("image", "inspect", IMAGE))[0]
         line.said = f"{found['Size'] / 1e6:.0f} MB"
-    with journal.check("the image has a version, its own user and no build tools"):
+    with journal.check("the image has a version, its own user, no build tools, and kernels built for this CPU") as line:
         config = found["Config"]
         version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M)[1]
         assert config["Labels"]["org.opencontainers.image.version"] == version
@@ -39,6 +39,29 @@ async def built(stack: Stack, journal: Journal) -> None:
         asked = f"for tool in {' '.join(BUILD_TOOLS)}; do command -v $tool || true; done; diptych --version"
         said = await stack.docker("run", "--rm", "--network", "none", "--entrypoint", "sh", IMAGE, "-c", asked)
         assert said.split("\n") == [f"diptych {version}", ""], said
+        line.said = await kernels_of(stack)
+
+
+async def kernels_of(stack: Stack) -> str:
+    """Which kernels a process as hard as compose.yaml makes it would run; they must be the best that this CPU has."""
+    hard = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--network", "none")
+    # What it does not like of a container without volumes is its exit code.
+    said = await stack.docker("run", "--rm", *hard, IMAGE, "doctor", well=False)
+    runs = re.search(r"this CPU runs (\w+)(.*); compiler: none$", said, re.M)
+    assert runs, said
+    best = runs[1] if runs[1] not in ("none", "scalar") else "torch"
+    chosen = re.findall(r"^\w+ +(float32|bfloat16) +(.+): (\w+)$", said, re.M)
+    assert {dtype: kernels for dtype, _, kernels in chosen} == {"float32": best, "bfloat16": best}, said
+    return best
+
+
+async def kernels_run(stack: Stack) -> str:
+    """The libraries of ours that workers have loaded, by what is mapped into them."""
+    asked = "cat /proc/[0-9]*/maps 2> /dev/null | sed -n 's,.*/kernels/cpu/built/\\([a-z0-9]*\\)-.*,\\1,p' | sort -u"
+    found = {await stack.compose("exec", "-T", name, "sh", "-c", asked) for name in ("prefill", "decode")}
+    best = await kernels_of(stack)
+    assert {one.strip() or "torch" for one in found} == {best}, found
+    return best
 
 
 async def hard(stack: Stack, journal: Journal) -> None:

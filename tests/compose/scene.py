@@ -176,6 +176,24 @@ async def shrunk(scene: Scene) -> None:
         line.said += load.must_be_right()
 
 
+async def rolled(scene: Scene) -> None:
+    """A setting changed without a gap, as docs/compose.md tells: new workers beside the old ones, then instead of them."""
+    stack, changed = scene.stack, {"DECODE_FLAGS": "--max-num-seqs 32"}
+    up = ("up", "-d", "--no-build", "--wait", "--wait-timeout", "300")
+    with scene.journal.check("another setting, rolled: new workers come, then old ones go, no answer fails") as line:
+        async with scene.load() as load:
+            old = await stack.containers("decode")
+            await stack.compose(*up, "--no-recreate", f"--scale=decode={2 * len(old)}", **changed)
+            await scene.watch.until_ready(1, 2 * len(old))
+            await stack.docker("stop", *old)
+            await stack.docker("rm", *old)
+            await stack.compose(*up, **changed)
+            await scene.watch.until_ready(1, len(old))
+            now = await stack.containers("decode")
+        line.said = load.must_be_right()
+        assert len(now) == len(old) and set(now).isdisjoint(old)
+
+
 async def too_many(scene: Scene) -> None:
     """More than may wait: some are sent away at once, all others are right."""
     with scene.journal.check("a crowd: who cannot wait gets 429, all others the right answer") as line:
@@ -216,5 +234,5 @@ async def seen(scene: Scene) -> None:
         assert line.said.count(",") == 4
 
 
-AT_FIRST = (answers, scaled)  # with one worker of each pool
+ONE_OF_EACH = (answers, scaled, rolled)  # begin with one worker of each pool
 STEPS = (answers, scaled, killed, cut_off, paused, redis_restarted, too_many, seen)

@@ -170,7 +170,7 @@ def test_no_secret_is_in_a_file():
 
 def test_the_example_names_every_setting_with_its_default():
     example = re.findall(r"^#?(\w+)=(.*)$", (ROOT / ".env.example").read_text(), re.M)
-    there = {name for name, _ in VARIABLE.findall(COMPOSE + GPU)} | {"HF_TOKEN"}
+    there = {name for name, _ in VARIABLE.findall(COMPOSE + GPU)} | {"HF_TOKEN", "DIPTYCH_KERNELS"}
     assert {name for name, _ in example} == there
     base = dict(VARIABLE.findall(COMPOSE))
     changes = {"ROUTER_FLAGS", "DECODE_FLAGS", "GRAFANA_LOGIN", "GRAFANA_NO_LOGIN"}  # shown as one would set them
@@ -242,3 +242,12 @@ def test_a_drain_is_waited_for(tmp_path):
     process.terminate()  # the shell alone, as Docker's init does
     said, _ = process.communicate()
     assert said == "drained\n" and process.returncode == 5
+
+
+@pytest.mark.parametrize("text", [COMPOSE, GPU], ids=["CPU", "GPU"])
+def test_what_both_pools_have_comes_before_what_one_has(text, tmp_path):
+    file = filled(text, WORKER_FLAGS="--quantization int8 --max-model-len 512", DECODE_FLAGS="--max-model-len 256")
+    prefill, decode = (parsed(command(name, file), tmp_path) for name in ("prefill", "decode"))
+    assert prefill["quantization"] == decode["quantization"] == "int8"
+    assert (prefill["max_model_len"], decode["max_model_len"]) == (512, 256)
+    assert all(SERVICES[name]["environment"] == ["DIPTYCH_KERNELS"] for name in ("prefill", "decode"))
