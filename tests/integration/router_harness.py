@@ -99,7 +99,7 @@ async def running_router(config: RouterConfig) -> AsyncIterator[Running]:
     ports = await router.start()
     cluster = Cluster(f"127.0.0.1:{ports.workers}", config.model_name)
     card = load_model_card(config.model_dir, config.model_name)
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports.http}", timeout=15, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports.http}", timeout=60, trust_env=False) as http:
         try:
             yield Running(router, ports, cluster, http, card)
         finally:
