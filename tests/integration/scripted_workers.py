@@ -60,7 +60,9 @@ class Faults:
     die_after_first: int = 0
     handoff_failures: list[DiptychError] = field(default_factory=list)
     die_after_tokens: int | None = None
-    before_death: Callable[[int], Awaitable[None]] | None = None  # awaited with how many tokens there are until then
+    before_end: Callable[[int], Awaitable[None]] | None = (
+        None  # awaited with the number of tokens before it dies or drains
+    )
     drain_after_tokens: int | None = None  # of each request, from then on
     end_session_after_tokens: int | None = None  # in good order, without a word to who it carries
     skip_a_token: int = 0
@@ -296,6 +298,10 @@ class ScriptedDecode(decode_pb2_grpc.DecodeServicer):
     async def go_on(self, ident, ticket, outbox):
         await self.run(ident, await ticket, outbox, (DECODE_STAGES,))
 
+    async def before_end(self, num_tokens):
+        if self.faults.before_end is not None:
+            await self.faults.before_end(num_tokens)
+
     async def run(self, ident, request, outbox, told=ALONE_STAGES):
         """`told` are the stages of its first tokens; alone it computes prompts in no time, which teaches a router nothing."""
         self.worker.running.add(ident)
@@ -311,6 +317,7 @@ class ScriptedDecode(decode_pb2_grpc.DecodeServicer):
                 await self.faults.hold.wait()
                 await asyncio.sleep(self.cluster.step_s)
                 if self.faults.drain_after_tokens == index - began:
+                    await self.before_end(index)
                     info = error_info(Draining(f"{self.worker.ref.worker_id} is about to stop"))
                     outbox.put_nowait(TokenDelta(ident, 0, finish_reason=FinishReason.ERROR, error=info))
                     return
@@ -321,8 +328,7 @@ class ScriptedDecode(decode_pb2_grpc.DecodeServicer):
                     self.faults.die_after_tokens -= 1
                     if self.faults.die_after_tokens < 0:
                         self.faults.die_after_tokens = None
-                        if self.faults.before_death is not None:
-                            await self.faults.before_death(index)
+                        await self.before_end(index)
                         outbox.put_nowait(None)
                         return
                 if self.faults.skip_a_token:

@@ -36,8 +36,39 @@ async def complete(running, **changes):
     response = await running.http.post("/v1/completions", json={**BASE, **changes})
     assert response.status_code == 200, response.text
     assert response.json()["choices"][0]["token_ids"] == EXPECTED
+    await nothing_failed(running)
+
+
+async def nothing_failed(running) -> None:
     await running.cluster.idle()
     assert await running.metric("diptych_failed_attempts_total") == 0
+
+
+class Stream:
+    """A client that reads its tokens as they come."""
+
+    def __init__(self, running) -> None:
+        self.running = running
+        self.told: list[int] = []
+        self.status, self.text = 0, ""
+
+    async def read(self, **changes) -> None:
+        body = {**BASE, "stream": True, **changes}
+        async with self.running.http.stream("POST", "/v1/completions", json=body) as response:
+            self.status = response.status_code
+            async for line in response.aiter_lines():
+                self.text += line
+                if line.startswith("data: {"):
+                    choices = json.loads(line[6:]).get("choices", ())
+                    self.told += [token for choice in choices for token in choice["token_ids"]]
+
+    async def has(self, num_tokens: int) -> None:
+        """Return when it has heard so many.
+
+        A decode worker's end is its answer's own only once the first token came, on another connection.
+        """
+        while len(self.told) < num_tokens:
+            await asyncio.sleep(0.005)
 
 
 def pool(running, kind) -> list[ScriptedWorker]:
@@ -71,9 +102,12 @@ async def prefer(worker: ScriptedWorker, over: ScriptedWorker) -> None:
 @pytest.mark.parametrize("num_tokens", [0, 1, 5])
 async def test_an_answer_that_is_sent_away_goes_on_elsewhere(served, route, num_tokens):
     first, second = pool(served, WorkerKind.DECODE)
-    first.faults.drain_after_tokens = num_tokens
+    stream = Stream(served)
+    first.faults.drain_after_tokens, first.faults.before_end = num_tokens, stream.has
     await prefer(first, over=second)
-    await complete(served, diptych={"route": route})
+    await stream.read(diptych={"route": route})
+    assert stream.told == EXPECTED
+    await nothing_failed(served)
     assert await drained(served) == ((1, 0) if route == "colocated" and num_tokens == 0 else (0, 1))
     await complete(served, diptych={"route": route})
     assert sum(await drained(served)) == 1, "nobody asks it again"
@@ -164,31 +198,19 @@ async def test_nobody_waits_for_a_pool_that_was_never_there_or_is_gone_for_long(
 
 @pytest.mark.parametrize("kind", list(WorkerKind))
 async def test_a_request_that_its_workers_die_of_does_not_kill_them_all(tmp_path, kind):
-    told: list[int] = []  # what the client has heard
-
-    async def are_told(num_tokens: int) -> None:
-        """A decode worker's death is the request's own only once its first token came, on another connection."""
-        while len(told) < num_tokens:
-            await asyncio.sleep(0.005)
-
     async with running_router(
         router_config(tmp_path, retry=RetryConfig(backoff_s=0.01, max_worker_deaths=1))
     ) as running:
         await running.cluster.pools(5, 5)
+        stream = Stream(running)
         for worker in pool(running, kind):
             if kind is WorkerKind.PREFILL:
                 worker.faults.die_before_first = 1
             else:
-                worker.faults.die_after_tokens, worker.faults.before_death = 0, are_told
-        body = {**BASE, "stream": True, "diptych": {"route": "disaggregated"}}
-        async with running.http.stream("POST", "/v1/completions", json=body) as response:
-            lines = []
-            async for line in response.aiter_lines():
-                lines.append(line)
-                if line.startswith("data: {"):
-                    told += [token for c in json.loads(line[6:]).get("choices", ()) for token in c["token_ids"]]
+                worker.faults.die_after_tokens, worker.faults.before_end = 0, stream.has
+        await stream.read(diptych={"route": "disaggregated"})
         if kind is WorkerKind.PREFILL:  # before the first token
-            assert response.status_code == 503
-        assert "given up: 2 workers in a row went away while they had this request" in "".join(lines)
+            assert stream.status == 503
+        assert "given up: 2 workers in a row went away while they had this request" in stream.text
         alive = [w for w in pool(running, kind) if w.faults.die_before_first or w.faults.die_after_tokens is not None]
         assert len(alive) == 3

@@ -165,7 +165,7 @@ async def test_an_answer_that_moves_has_stages_of_each_attempt(served, collector
     _, (first, second) = await served.cluster.pools(1, 2)
     for worker in (first, second):
         worker.faults.die_after_tokens = 2
-        worker.faults.before_death = lambda _: asyncio.sleep(
+        worker.faults.before_end = lambda _: asyncio.sleep(
             0.05
         )  # what was said before a call breaks may be lost with it
     response = await served.http.post("/v1/completions", json=BODY | {"max_tokens": 8})
