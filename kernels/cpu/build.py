@@ -76,6 +76,8 @@ def built_library(isa: str) -> Path:
 def build(isa: str, target: Path, path: str) -> None:
     """Compile and link for `isa` with the compiler at `path` into `target`, which appears whole or not at all."""
     begun = time.monotonic()
+    # Said before, too: until it is done nothing else can be, and a worker waits for it.
+    _log.info("building the %s kernels with %s, once for this machine: some seconds", isa, path)
     flags = (*_FLAGS, *_ISA_FLAGS[isa])
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".building-") as folder:
         # What is compiled is what was counted: whoever edits a source meanwhile would get it under the old name.

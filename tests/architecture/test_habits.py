@@ -98,3 +98,20 @@ def test_nothing_of_multiprocessing_has_a_name_in_shared_memory(path):
             assert {a.name for a in node.names} <= _NAMELESS, f"{name(path)}:{node.lineno}"
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("multiprocessing", "context"):
             assert node.attr in _NAMELESS, f"{name(path)}:{node.lineno}: {node.attr}"
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in sources() if re.search("fork|multiprocessing|ProcessPool", p.read_text())], ids=name
+)
+def test_no_process_is_forked(path):
+    """A fork has no OpenMP threads but believes that it has: once its parent computed, it waits for them for ever."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            where = f"{name(path)}:{node.lineno}: {ast.unparse(node)}"
+            assert called.rpartition(".")[2] not in ("fork", "forkpty", "ProcessPoolExecutor", "set_start_method"), (
+                where
+            )
+            assert called not in ("multiprocessing.Process", "multiprocessing.Pool", "Process", "Pool"), where
+            if called.rpartition(".")[2] == "get_context":
+                assert [ast.unparse(a) for a in node.args] == ["'spawn'"], where

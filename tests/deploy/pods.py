@@ -17,6 +17,7 @@ import grpc
 import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from kernels.cpu.config import built_dir
 from tests.deploy.render import Manifest
 
 DIPTYCH = [sys.executable, "-m", "cli"]
@@ -106,7 +107,8 @@ def running(manifest: Manifest, address: str, words: dict[str, str], log: Path) 
     one = container(manifest)
     command = [put(word, own) for word in (*one["command"], *one.get("args", ()))]
     with log.open("wb") as output:
-        env = {**os.environ, "HOME": str(log.parent)}  # noqa: TID251
+        # A home of its own, but for the native library: the chart's image has one, and building another takes many seconds.
+        env = {**os.environ, "HOME": str(log.parent), "XDG_CACHE_HOME": str(built_dir().parents[1])}  # noqa: TID251
         process = subprocess.Popen(started(command), stdout=output, stderr=output, env=env)
     pod = Pod(manifest, address, process, own)
     try:

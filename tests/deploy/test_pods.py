@@ -13,6 +13,7 @@ from tests.deploy.mounts import KEYS, write_mounts
 from tests.deploy.pods import container, put, running, started
 from tests.deploy.test_commands import MODEL
 from tests.deploy.values_sets import all_rendered
+from tests.native_library import build_native_library
 from tests.redis_process import require_redis_server
 
 pytestmark = [
@@ -21,6 +22,7 @@ pytestmark = [
 ]
 WAYS = ("defaults", "one router, no Redis", "TLS")
 KEY = "sk-of-alice"
+build_native_library()
 
 
 @pytest.mark.parametrize("way", WAYS)

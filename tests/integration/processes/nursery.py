@@ -4,7 +4,8 @@
     stdout ──▶ {"started": pid}      {"ended": pid, "code": exit code, negative for a signal}
 
 A child runs what the `diptych` command runs, from the configuration on: log, end with the parent, event loop, exit code.
-Started as a script, with nothing computed and no thread made before the forks. Kills its children when stdin ends.
+Started as a script, with nothing computed and no thread made before the forks: a fork of a process that has computed waits
+for ever for OpenMP's threads, which it believes to have. Kills its children when stdin ends.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import router.main
 
 _MAINS: dict[str, ModuleType] = {"prefill": prefill_service.main, "decode": decode_service.main, "router": router.main}
 _PRELOADED = (engine.execution.torch_runner, engine.execution.warm_up, engine.models.loader)
+_THREADS = len(os.listdir("/proc/self/task"))  # numpy has some, and ends them before a fork
 
 
 def child(kind: str, config: object, log: str) -> int:
@@ -50,6 +52,8 @@ def say(word: dict[str, object]) -> None:
 
 def start(order: dict[str, str], woken: tuple[int, int]) -> int:
     """Fork one child. Only the parent returns, with its id."""
+    if (num_threads := len(os.listdir("/proc/self/task"))) > _THREADS:
+        raise RuntimeError(f"{num_threads} threads, {_THREADS} after the imports: somebody has computed here")
     pid = os.fork()
     if pid:
         say({"started": pid})
