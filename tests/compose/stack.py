@@ -18,6 +18,8 @@ from tests.compose.journal import NotSo
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "diptych-test"
 IMAGE = "diptych:compose-test"
+# Of an operator's settings (.env) the run takes those that this machine needs; all others are as they come.
+OPERATORS = {"TORCH", "TORCH_INDEX", "HF_TOKEN", "REDIS_IMAGE", "PROMETHEUS_IMAGE", "GRAFANA_IMAGE"}
 SANDBOX_FILE = "tests/compose/compose.sandbox.yaml"
 
 
@@ -78,7 +80,9 @@ class Stack:
         names = ("HTTP_PORT", "GRPC_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT")
         self.ports = dict(zip(names, free_ports(len(names)), strict=True))
         files = ["compose.yaml", *([SANDBOX_FILE] if self.engine.sandboxed else [])]
+        settings = set(re.findall(r"^#?(\w+)=", (ROOT / ".env.example").read_text(), re.M)) - OPERATORS
         self._environment = self.engine.environment | {
+            **dict.fromkeys(settings, ""),  # their defaults, whatever .env has
             "COMPOSE_FILE": ":".join(files),
             "COMPOSE_PROJECT_NAME": PROJECT,
             "DIPTYCH_IMAGE": IMAGE,
