@@ -3,7 +3,8 @@
     secret ──HMAC(purpose)──▶ a key per purpose ──HMAC(parts, each with its length)──▶ proof
 
 HMAC-SHA256 (RFC 2104, 6234), one key per purpose, so that what proves something in one place proves nothing in another. The
-secret and its keys are in no message, repr or log line. Does not know where it is kept, nor what is proven.
+secret and its keys are in no message to another worker, and in no repr or log line. Does not know where it is kept, nor what
+is proven.
 """
 
 from __future__ import annotations
@@ -57,7 +58,11 @@ class ClusterSecret:
 
     def key(self, purpose: str) -> ProofKey:
         """The key for one purpose."""
-        return ProofKey(hmac.digest(self._secret, _ROOT + purpose.encode(), "sha256"))
+        return ProofKey(self.key_bytes(purpose))
+
+    def key_bytes(self, purpose: str) -> bytes:
+        """What that ProofKey is made of: for a process of this one's own that must prove the same."""
+        return hmac.digest(self._secret, _ROOT + purpose.encode(), "sha256")
 
     def __repr__(self) -> str:
         """Without the secret."""

@@ -18,10 +18,10 @@ from contracts.errors import ConfigError, TransferFailed
 from contracts.secret import ClusterSecret
 from contracts.worker import ConnectorAddress
 from kv_transfer.connector import Connector
-from kv_transfer.nixl import KIND as NIXL
 from kv_transfer.nixl import NixlConnector
 from kv_transfer.nixl_agent import has_rdma
 from kv_transfer.nixl_agent import why_not as why_no_nixl
+from kv_transfer.nixl_end import KIND as NIXL
 from kv_transfer.shm import KIND as SHM
 from kv_transfer.shm import ShmConnector, why_not
 from kv_transfer.tcp import KIND as TCP

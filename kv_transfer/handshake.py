@@ -50,4 +50,13 @@ class SourceHandshake:
 
 def session_key(secret: ClusterSecret | None, kind: str) -> ProofKey | None:
     """For the sessions of connectors of this kind; None where nothing is proven."""
-    return None if secret is None else secret.key(f"kv session {kind}")
+    return None if secret is None else secret.key(_purpose(kind))
+
+
+def session_key_bytes(secret: ClusterSecret | None, kind: str) -> bytes | None:
+    """The same as bytes: for a process of this one's own, in which the sessions are."""
+    return None if secret is None else secret.key_bytes(_purpose(kind))
+
+
+def _purpose(kind: str) -> str:
+    return f"kv session {kind}"

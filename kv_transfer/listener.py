@@ -49,14 +49,20 @@ class Listener:
     """
 
     def __init__(
-        self, kind: str, where: tuple[str, int], terms: tuple[TargetLimits, ProofKey | None], serve: Serve
+        self,
+        kind: str,
+        where: tuple[str, int] | socket.socket,
+        terms: tuple[TargetLimits, ProofKey | None],
+        serve: Serve,
     ) -> None:
-        """`terms`: what sources may cost, and what they prove themselves with, if they must."""
+        """Listens at an address, or through a socket of `listening`, whose it becomes.
+
+        `terms`: what sources may cost, and what they prove themselves with, if they must.
+        """
         self._kind = kind
         self._limits, self._key = terms
         self._frames = serve
-        host, port = where
-        self._socket = socket.create_server((host, port), family=_family(host), backlog=128)
+        self._socket = where if isinstance(where, socket.socket) else listening(where)
         self.port: int = self._socket.getsockname()[1]
         self._lock = threading.Lock()
         self._connections: dict[socket.socket, threading.Thread] = {}
@@ -143,5 +149,7 @@ def frame_begins(connection: socket.socket, expires_at: float) -> bool:
     return time.monotonic() < expires_at and bool(connection.recv(1, socket.MSG_PEEK))
 
 
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
+def listening(where: tuple[str, int]) -> socket.socket:
+    """A socket that listens there (port 0: any free one); OSError where it cannot."""
+    family = socket.AF_INET6 if ":" in where[0] else socket.AF_INET
+    return socket.create_server(where, family=family, backlog=128)

@@ -1,166 +1,178 @@
-"""The `nixl` connector: NIXL over UCX, for networks with RDMA and for device memory; over sockets `tcp` is faster.
+"""The `nixl` connector: NIXL over UCX, for networks with RDMA; over sockets `tcp` is faster.
 
-    source: Lines ── asks, over a control connection ──▶ target: reads the source's memory in the window (`nixl_target.py`)
-            makes progress while it waits                        answers when all is there
+    worker: NixlConnector ── orders ─▶ its process (`nixl_process.py`): NixlEnd (`nixl_end.py`) ◀─ reads ─ another worker's
+            windows, door ◀── asks ──            the same memory, mapped twice
 
-It reads, where others write: a write of NIXL's lands whenever its writer's machine gets to it, and no target can take its leave
-back. What the target reads itself, it knows the end of. Which memory is meant is data (`Place`): the host's, or a GPU's.
-
-The control connection is greeted as `tcp`'s is, with a proof where there is a secret. UCX's own sockets and queues prove
-nothing (docs/security.md). Does not know blocks or requests.
+UCX ends its process where a peer dies at the wrong moment (ADR 0039). So NIXL is in a process of its own, a life of which may end
+without harm: what was under way fails, nobody is in a window any more, and the next life takes sources in at the same door,
+which is this process's. Keys of windows outlive it; an order does not. Does not know blocks or requests.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
+import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
-
-import numpy as np
+from concurrent.futures import Future
+from dataclasses import dataclass
 
 from contracts.errors import ConfigError, TransferFailed
-from contracts.secret import ClusterSecret, ProofKey
+from contracts.secret import ClusterSecret
 from contracts.worker import ConnectorAddress
 from kv_transfer.connector import ByteRange, Capabilities, Region, Write
-from kv_transfer.handshake import session_key
-from kv_transfer.lines import Lines, OpenLine, join_address, split_address
-from kv_transfer.listener import TargetLimits
-from kv_transfer.nixl_agent import Agent, Pause, Place, has_rdma
-from kv_transfer.nixl_target import NixlTarget
-from kv_transfer.nixl_wire import MAX_WRITES, Introduction, pack_ask, pack_introduction
-from kv_transfer.tcp_wire import ACK_BYTES, BadFrame, check_ack, greet, receive_exactly, wait_readable
+from kv_transfer.endings import run_to_end, until_done
+from kv_transfer.handshake import session_key_bytes
+from kv_transfer.listener import TargetLimits, listening
+from kv_transfer.nixl_agent import has_rdma
+from kv_transfer.nixl_end import KIND
+from kv_transfer.nixl_life import Life, Start
+from kv_transfer.nixl_orders import Begin, Cancel, Carry, Connect, Order, flat
+from kv_transfer.sessions import Advertised, reached_at
 from kv_transfer.windows import WindowTable, check_source, merge_ranges
 
-KIND = "nixl"
-_CONNECT_TIMEOUT_S = 5.0
-_CUT_PATIENCE_S = 2.0  # how long a write that was given up waits for the target to have stopped
-_LONGEST_PAUSE_S = 200e-6
+logger = logging.getLogger(__name__)
+
 _WITH_RDMA, _WITHOUT = 30, 5  # below `shm` always; above `tcp` where there is RDMA
+_CANCEL_PATIENCE_S = 5.0  # beyond what the process itself grants a target: one that is silent then hangs, and is killed
+_CLOSE_PATIENCE_S = 5.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 30.0  # between two lives
 
 
-def host_memory(region: Region) -> Place:
-    """Where a region in this process's own memory lies."""
-    memory = np.frombuffer(region.buffer, dtype=np.uint8)
-    return Place(memory.ctypes.data, memory.nbytes)
+class _Lives:
+    """One life after the other, until `close`. Owns the thread that waits for their ends."""
 
+    def __init__(self, start: Start, windows: WindowTable) -> None:
+        self._start = start
+        self._windows = windows
+        self._lock = threading.Lock()
+        self._life: Life | None = None
+        self._closing = threading.Event()
+        self._pause_s = _FIRST_PAUSE_S
+        self._first: Future[None] = Future()
+        self._thread = threading.Thread(target=self._keep, name="kv-nixl", daemon=True)
+        self._thread.start()
 
-class _Line:
-    """One control connection to a target, used by one thread at a time; `cut` may come from another."""
-
-    def __init__(self, where: tuple[str, int], agent: Agent, limits: TargetLimits, key: ProofKey | None) -> None:
-        self._agent = agent
-        self._stall_s = limits.stall_s
-        self._old_at = time.monotonic() + limits.session_s / 2
-        self._cut = threading.Event()
-        self._socket = socket.create_connection(where, timeout=_CONNECT_TIMEOUT_S)
-        try:
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            self._socket.settimeout(limits.stall_s)
-            greet(self._socket, key, min(limits.stall_s, _CONNECT_TIMEOUT_S))
-            self._socket.sendall(pack_introduction(Introduction(agent.name, agent.metadata, agent.place)))
-            self._answer(0)
-        except BaseException:
-            self.close(reset=True)
-            raise
+    def await_first(self) -> None:
+        """Until the first takes orders. TransferFailed when it never will: then there is no other."""
+        self._first.result()
 
     @property
-    def idle(self) -> bool:
-        """See Line; a line that was cut, or is old, is not used any more."""
-        return time.monotonic() < self._old_at and not self._cut.is_set() and not wait_readable(self._socket, 0)
+    def life(self) -> Life:
+        """The present one; TransferFailed between two."""
+        with self._lock:
+            if self._life is None:
+                raise TransferFailed("nixl: its process has ended, and the next is being started")
+            return self._life
 
-    def carry(self, key: int, writes: Sequence[Write]) -> None:
-        """See Line."""
-        self._socket.sendall(pack_ask(key, writes))
-        self._answer(key)
+    def close(self) -> None:
+        """End the last. Blocks until it is reaped."""
+        with self._lock:
+            self._closing.set()
+            life = self._life
+        if life is not None:
+            life.finish()
+            self._thread.join(_CLOSE_PATIENCE_S)
+            life.kill()
+        self._thread.join()
 
-    def cut(self) -> None:
-        """See Line: says that nobody wants the rest. The answer is still waited for, for a while."""
-        self._cut.set()
+    def _keep(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._one()
+            except (OSError, TransferFailed) as error:
+                if not self._first.done():
+                    self._first.set_exception(error)
+                    return
+                logger.error("nixl: cannot start: %s", error)
+            if self._closing.wait(self._pause_s):
+                return
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+    def _one(self) -> None:
+        life = Life(self._start, self._windows)
+        with self._lock:
+            self._life = life
+            if self._closing.is_set():
+                life.kill()
         try:
-            self._socket.shutdown(socket.SHUT_WR)
-        except OSError:  # the other side was faster
-            return
+            life.await_ready()
+            if not self._first.done():
+                self._first.set_result(None)
+        finally:
+            ended = life.serve()
+            with self._lock:
+                self._life = None
+        if not self._closing.is_set():
+            logger.error("nixl: its process %s; what it was doing has failed, and another is started", ended)
 
-    def close(self, *, reset: bool = False) -> None:
-        """See Line. After a failure the target may still be reading: it gets to the end of it if we go on making progress."""
-        self._socket.close()
-        if reset:
-            self._agent.linger(self._stall_s)
 
-    def _answer(self, key: int) -> None:
-        """Wait for it, making progress meanwhile."""
-        pause, began = Pause(_LONGEST_PAUSE_S), time.monotonic()
-        cut_at: float | None = None
-        while not wait_readable(self._socket, 0):
-            self._agent.progress()
-            now = time.monotonic()
-            if cut_at is None and self._cut.is_set():
-                cut_at = now
-            if now - began > self._stall_s or (cut_at is not None and now - cut_at > _CUT_PATIENCE_S):
-                raise BadFrame("no answer in time")
-            pause.wait()
-        check_ack(receive_exactly(self._socket, ACK_BYTES, self._stall_s), key)
+@dataclass(frozen=True, slots=True)
+class _Exposed:
+    """What there is while memory is exposed."""
+
+    num_bytes: int
+    port: int
+    lives: _Lives
+    close_door: Callable[[], None]
 
 
 class NixlConnector:
-    """See Connector. Listens for control connections at `host` (`port` 0: any free one); UCX picks ports of its own.
+    """See Connector. Listens for control connections at `where` (port 0: any free one); UCX picks ports of its own.
 
-    Others reach it at `advertised`, as with `tcp`. `place_of` says where a region lies, by default in the host's memory.
+    Others reach it at `advertised`, as with `tcp`.
     """
 
     def __init__(
         self,
         where: tuple[str, int] = ("127.0.0.1", 0),
-        advertised: tuple[str | None, int | None] = (None, None),
+        advertised: Advertised = (None, None),
         limits: TargetLimits | None = None,
         secret: ClusterSecret | None = None,
-        place_of: Callable[[Region], Place] = host_memory,
     ) -> None:
-        self._key = session_key(secret, KIND)
+        self._key = session_key_bytes(secret, KIND)
         self._where = where
         self._advertised = advertised
         self._limits = limits or TargetLimits()
-        self._place_of = place_of
         self._preference = _WITH_RDMA if has_rdma() else _WITHOUT
-        self._agent: Agent | None = None
         self._windows = WindowTable()
-        self._target: NixlTarget | None = None
-        self._lines = Lines(KIND, self._route, MAX_WRITES)
+        self._exposed: _Exposed | None = None
+        self._working: set[asyncio.Future[None]] = set()
 
     @property
     def capabilities(self) -> Capabilities:
-        """Any host, and any memory; only RDMA makes it better than `tcp`."""
+        """Any host; only RDMA makes it better than `tcp`."""
         return Capabilities(
             KIND, same_process_only=False, same_host_only=False, one_sided=False, preference=self._preference
         )
 
     def expose(self, region: Region) -> None:
         """See Connector. ConfigError when NIXL does not take the memory, or it cannot listen where it was told to."""
+        if region.fd is None:
+            raise ConfigError("connector: nixl needs memory that another process can map (memfd), which is not here")
+        host, port = self._where
         try:
-            self._agent = Agent(self._place_of(region))
-        except TransferFailed as error:
-            raise ConfigError(f"connector: {error.message}") from error
-        try:
-            self._target = NixlTarget(self._agent, self._windows, self._where, (self._limits, self._key))
+            door = listening(self._where)
         except OSError as error:
-            self._agent.close()
-            self._agent = None
-            host, port = self._where
             raise ConfigError(f"connector: nixl cannot listen on {host}:{port}: {error}") from error
+        limits, num_bytes = self._limits, len(region.buffer)
+        terms = (limits.max_connections, limits.max_strangers, limits.stall_s, limits.hello_s, limits.session_s)
+        level = logging.getLevelName(logging.getLogger().getEffectiveLevel())
+        lives = _Lives(Start(Begin(num_bytes, terms, self._key, level), region.fd, door.fileno()), self._windows)
+        try:
+            lives.await_first()
+        except (OSError, TransferFailed) as error:
+            door.close()
+            raise ConfigError(f"connector: {error}") from error
+        self._exposed = _Exposed(num_bytes, door.getsockname()[1], lives, door.close)
 
     def address(self) -> ConnectorAddress:
-        """See Connector; that of the control connection."""
-        if self._target is None:
-            raise TransferFailed("nixl: closed, or exposes no memory")
-        host, port = self._advertised[0] or self._where[0], self._advertised[1] or self._target.port
-        return join_address(KIND, host, port)
+        """See Connector; that of the control connection, which is the same in every life of its process."""
+        return reached_at(KIND, (self._where[0], self._open().port), self._advertised)
 
     def open_window(self, ranges: Sequence[ByteRange]) -> int:
         """See Connector."""
-        return self._windows.open(merge_ranges(ranges, self._exposed().place.num_bytes))
+        return self._windows.open(merge_ranges(ranges, self._open().num_bytes))
 
     def close_window(self, key: int) -> bool:
         """See Connector."""
@@ -168,30 +180,43 @@ class NixlConnector:
 
     async def connect(self, address: ConnectorAddress) -> None:
         """See Connector. Also that the target can read a few bytes from here has been seen then."""
-        self._exposed()
-        await self._lines.connect(address)
+        await self._have_done(lambda number: Connect(number, address.kind, address.address))
 
     async def write(self, address: ConnectorAddress, key: int, writes: Sequence[Write]) -> None:
         """See Connector. A target that does not answer may still read from us what we reuse: nobody believes that any more."""
-        check_source(writes, self._exposed().place.num_bytes)
-        await self._lines.write(address, key, writes)
+        check_source(writes, self._open().num_bytes)
+        await self._have_done(lambda number: Carry(number, address.kind, address.address, key, flat(writes)))
 
     async def close(self) -> None:
         """See Connector."""
-        await self._lines.finish()
+        exposed, self._exposed = self._exposed, None
+        for work in tuple(self._working):
+            await until_done(work)
         self._windows.close_all()
-        target, agent = self._target, self._agent
-        self._target = self._agent = None
-        if target is not None and agent is not None:
-            await asyncio.to_thread(target.close)
-            await asyncio.to_thread(agent.close)
-        self._windows = WindowTable()  # what was still being read has ended with the agent
+        if exposed is not None:
+            await asyncio.to_thread(exposed.lives.close)
+            exposed.close_door()
+            self._windows = WindowTable()
 
-    def _exposed(self) -> Agent:
-        if self._agent is None:
+    def _open(self) -> _Exposed:
+        if self._exposed is None:
             raise TransferFailed("nixl: closed, or exposes no memory")
-        return self._agent
+        return self._exposed
 
-    def _route(self, address: ConnectorAddress) -> OpenLine:
-        where = split_address(address, KIND)
-        return lambda: _Line(where, self._exposed(), self._limits, self._key)
+    async def _have_done(self, order: Callable[[int], Order]) -> None:
+        life = self._open().lives.life
+        number, outcome = life.order(order)
+        loop, work = asyncio.get_running_loop(), asyncio.wrap_future(outcome)
+        self._working.add(work)
+        work.add_done_callback(self._working.discard)
+        timers: list[asyncio.TimerHandle] = []
+
+        def give_up() -> None:
+            life.tell(Cancel(number))
+            timers.append(loop.call_later(_CANCEL_PATIENCE_S, life.kill))
+
+        try:
+            await run_to_end(work, give_up)
+        finally:
+            for timer in timers:
+                timer.cancel()

@@ -14,15 +14,16 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from contracts.errors import TransferFailed
 from contracts.secret import ProofKey
-from kv_transfer.connector import Write
+from kv_transfer.connector import ByteRange, Write
 from kv_transfer.listener import Listener, TargetLimits, frame_begins
 from kv_transfer.nixl_agent import Agent, Pause, Transfer
 from kv_transfer.nixl_wire import Introduction, receive_ask, receive_introduction
 from kv_transfer.tcp_wire import BadFrame, Status, pack_ack, wait_readable
-from kv_transfer.windows import WindowTable, check_source, check_target, still_open
+from kv_transfer.windows import check_source, check_target
 
 logger = logging.getLogger(__name__)
 
@@ -35,23 +36,45 @@ class _Closing(OSError):
     """This side closes while a read is under way; it ends with the agent."""
 
 
+class Gate(Protocol):
+    """A window as its reader sees it (`windows.Window`): it enters before it touches a byte, and leaves after."""
+
+    @property
+    def ranges(self) -> tuple[ByteRange, ...]:
+        """What may be written, sorted and merged."""
+        ...
+
+    def enter(self) -> bool:
+        """Whether a piece may begin."""
+        ...
+
+    def leave(self) -> None:
+        """It has ended."""
+        ...
+
+
+class Gates(Protocol):
+    """All windows by key."""
+
+    def get(self, key: int) -> Gate | None:
+        """The window under `key`; None when there is none."""
+        ...
+
+
 class NixlTarget:
-    """Listens from construction to `close`. Writes into the agent's region, which it does not own, where `windows` allow it."""
+    """Listens at `door`, whose it becomes, until `close`. Writes into the agent's region, which it does not own, where
+    `gates` allow it.
+    """
 
     def __init__(
-        self, agent: Agent, windows: WindowTable, where: tuple[str, int], terms: tuple[TargetLimits, ProofKey | None]
+        self, agent: Agent, gates: Gates, door: socket.socket, terms: tuple[TargetLimits, ProofKey | None]
     ) -> None:
         """`terms`: what sources may cost, and what they prove themselves with, if they must."""
         self._agent = agent
-        self._windows = windows
+        self._gates = gates
         self._limits = terms[0]
         self._closing = threading.Event()
-        self._listener = Listener("nixl", where, terms, self._serve)
-
-    @property
-    def port(self) -> int:
-        """Where it listens."""
-        return self._listener.port
+        self._listener = Listener("nixl", door, terms, self._serve)
 
     def close(self) -> None:
         """End every connection and wait for their threads. A read under way ends with the agent, which is closed next."""
@@ -93,7 +116,7 @@ class NixlTarget:
 
     def _fetch(self, connection: socket.socket, who: Introduction, ask: tuple[int, Sequence[Write]]) -> Status:
         key, writes = ask
-        window = self._windows.get(key)
+        window = self._gates.get(key)
         if window is None:
             return Status.CLOSED
         try:
@@ -103,7 +126,10 @@ class NixlTarget:
         except (TransferFailed, ValueError):
             return Status.OUTSIDE
         if not any(write.length for write in writes):
-            return Status.LANDED if still_open(window) else Status.CLOSED
+            if not window.enter():
+                return Status.CLOSED
+            window.leave()
+            return Status.LANDED
         for piece in pieces(writes):
             # What comes before the answer, bytes or an end, means that the source has given up.
             if wait_readable(connection, 0) or not window.enter():

@@ -20,14 +20,14 @@ from contracts.secret import ClusterSecret, ProofKey
 from contracts.worker import ConnectorAddress
 from kv_transfer.connector import ByteRange, Capabilities, Region, Write
 from kv_transfer.handshake import session_key
-from kv_transfer.lines import Lines, OpenLine, join_address, split_address
+from kv_transfer.lines import Lines, OpenLine, split_address
 from kv_transfer.listener import TargetLimits
+from kv_transfer.sessions import Advertised, open_session, reached_at
 from kv_transfer.tcp_target import TcpTarget
 from kv_transfer.tcp_wire import (
     ACK_BYTES,
     MAX_RANGES,
     check_ack,
-    greet,
     pack_write,
     receive_exactly,
     send_all,
@@ -37,7 +37,6 @@ from kv_transfer.tcp_wire import (
 from kv_transfer.windows import WindowTable, check_source, merge_ranges
 
 KIND = "tcp"
-_CONNECT_TIMEOUT_S = 5.0
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on close, throw away what is not sent yet
 
 
@@ -48,15 +47,7 @@ class _Line:
         self._memory = memory
         self._stall_s = stall_s = limits.stall_s
         self._old_at = time.monotonic() + limits.session_s / 2  # the target's patience, of which a write needs some
-        self._socket = socket.create_connection(where, timeout=_CONNECT_TIMEOUT_S)
-        try:
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            self._socket.settimeout(stall_s)
-            greet(self._socket, key, min(stall_s, _CONNECT_TIMEOUT_S))
-        except OSError:
-            self._socket.close()
-            raise
+        self._socket = open_session(where, key, stall_s)
 
     @property
     def idle(self) -> bool:
@@ -96,7 +87,7 @@ class TcpConnector:
         self,
         host: str = "127.0.0.1",
         port: int = 0,
-        advertised: tuple[str | None, int | None] = (None, None),
+        advertised: Advertised = (None, None),
         limits: TargetLimits | None = None,
         secret: ClusterSecret | None = None,
     ) -> None:
@@ -127,8 +118,7 @@ class TcpConnector:
         """See Connector; host:port, an IPv6 host in brackets."""
         if self._target is None:
             raise TransferFailed("tcp: closed, or exposes no memory")
-        host, port = self._advertised[0] or self._where[0], self._advertised[1] or self._target.port
-        return join_address(KIND, host, port)
+        return reached_at(KIND, (self._where[0], self._target.port), self._advertised)
 
     def open_window(self, ranges: Sequence[ByteRange]) -> int:
         """See Connector."""

@@ -30,7 +30,9 @@ from kv_transfer.tcp import TcpConnector
 SIZE = 1 << 20
 BIG = 128 << 20
 NIXL = ["nixl", "nixl over sockets", "nixl with a secret"]
-KINDS = ["local", "shm", "tcp", "shm with a secret", "tcp with a secret", *NIXL]
+# Each test of `nixl` starts two processes more, a second together: its variants are part of every run where they differ.
+SELDOM = [pytest.param(kind, marks=pytest.mark.long) for kind in NIXL[1:]]
+KINDS = ["local", "shm", "tcp", "shm with a secret", "tcp with a secret", NIXL[0], *SELDOM]
 BETWEEN_PROCESSES = ["shm", "tcp", *NIXL[:2]]
 SECRET = ClusterSecret(b"the secret of one cluster")
 CHILD = Path(__file__).with_name("connector_child.py")
@@ -94,9 +96,7 @@ async def pair(make):
 
 
 def on(*kinds):
-    # UCX beneath NIXL may end the whole process ("Fatal: unexpected error"), and with it the tests that share it.
-    marked = [pytest.param(kind, marks=pytest.mark.long) if kind in NIXL else kind for kind in kinds]
-    return pytest.mark.parametrize("make", marked, indirect=True)
+    return pytest.mark.parametrize("make", kinds, indirect=True)
 
 
 async def quiesced(connector, key, within_s=5.0):
@@ -110,7 +110,7 @@ async def write(source, target, key, writes):
     await source.connector.write(target.address, key, writes)
 
 
-@on(*KINDS)
+@on(*KINDS[:-2], *NIXL[1:])
 async def test_bytes_land_where_they_were_sent_and_nowhere_else(pair):
     target, source = pair
     key = target.connector.open_window([ByteRange(4096, 8192), ByteRange(65536, 100)])
@@ -361,6 +361,7 @@ async def child(*arguments, prefix=()):
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         cwd=ROOT,
+        start_new_session=True,
     )
     try:
         yield process
@@ -368,6 +369,31 @@ async def child(*arguments, prefix=()):
         if process.returncode is None:
             process.kill()
         await process.communicate()
+
+
+def of_session(leader):
+    """The processes of a child: itself, and the one in which it has NIXL."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):  # it has ended
+            continue
+        if int(fields[3]) == leader:
+            found.append((int(stat.parent.name), fields[0]))
+    return found
+
+
+def stop(process):
+    """Stop a child, all of it; it does nothing any more when this returns."""
+    os.killpg(process.pid, signal.SIGSTOP)
+    while any(state not in "TZ" for _, state in of_session(process.pid)):
+        time.sleep(0)
+
+
+def go_on(process):
+    """What `stop` has stopped."""
+    os.killpg(process.pid, signal.SIGCONT)
 
 
 async def said(process):
@@ -386,12 +412,11 @@ async def stopped_writer(target, kind):
             await process.stdin.drain()
             while not target.memory[0]:
                 await asyncio.sleep(0)
-            os.kill(process.pid, signal.SIGSTOP)
-            await asyncio.to_thread(os.waitid, os.P_PID, process.pid, os.WSTOPPED)
+            stop(process)
             if not target.memory[BIG - 1]:
                 yield process, key
                 return
-            os.kill(process.pid, signal.SIGCONT)
+            go_on(process)
         await quiesced(target.connector, key)
     pytest.fail("the writer was never caught in mid-write")
 
@@ -418,7 +443,7 @@ async def test_shm_keeps_a_stopped_writer_fenced_until_it_has_seen_the_close(mak
         for _ in range(20):
             assert not target.connector.close_window(key)
             await asyncio.sleep(0.01)
-        os.kill(process.pid, signal.SIGCONT)
+        go_on(process)
         await quiesced(target.connector, key)
         after = snapshot(target)
         assert (await said(process))[0] == "failed"
@@ -431,7 +456,7 @@ async def test_tcp_late_bytes_of_a_stopped_writer_land_nowhere(make):
     async with end(make, BIG) as target, stopped_writer(target, "tcp") as (process, key):
         await quiesced(target.connector, key, within_s=0.5)  # at once, while the writer is still stopped
         after = snapshot(target)
-        os.kill(process.pid, signal.SIGCONT)
+        go_on(process)
         assert (await said(process))[0] == "failed"
         assert after[-1] == 0
         assert np.array_equal(after, snapshot(target))
@@ -476,12 +501,12 @@ async def test_tcp_does_not_wait_for_ever_for_a_stopped_target(make):
         address, key = await said(process)
         where = ConnectorAddress("tcp", address)
         await source.connector.connect(where)
-        os.kill(process.pid, signal.SIGSTOP)
+        stop(process)
         with pytest.raises(TransferFailed):  # on the line that it has, once the buffers between are full
             await asyncio.wait_for(source.connector.write(where, int(key), [Write(0, 0, BIG)]), 10)
         with pytest.raises(TransferFailed):  # and on a new one, which the kernel accepts but nobody answers
             await asyncio.wait_for(source.connector.connect(where), 10)
-        os.kill(process.pid, signal.SIGCONT)
+        go_on(process)
 
 
 @on("shm")

@@ -1,27 +1,42 @@
-"""What is particular to `nixl`: reads that are fenced to their end, sources that linger, strangers, and peers that come back."""
+"""What is particular to `nixl`: reads that are fenced to their end, and a process of its own that may die."""
 
 import asyncio
-import os
 import signal
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from contracts.errors import ConfigError, TransferFailed
 from contracts.worker import ConnectorAddress
+from kv_transfer import nixl, nixl_life
 from kv_transfer.connector import ByteRange, Write
 from kv_transfer.listener import TargetLimits
-from kv_transfer.nixl import NixlConnector, host_memory
-from kv_transfer.nixl_agent import Agent, has_rdma, why_not
+from kv_transfer.nixl import NixlConnector
+from kv_transfer.nixl_agent import has_rdma, why_not
 from kv_transfer.nixl_target import PIECE_BYTES, pieces
-from kv_transfer.nixl_wire import Introduction, pack_ask, pack_introduction, receive_ask, receive_introduction
+from kv_transfer.nixl_wire import pack_ask, receive_ask, receive_introduction
 from kv_transfer.region import SharedRegion
-from kv_transfer.tcp_wire import BadFrame, greet, shut, wait_readable
-from tests.contract.test_connector import BIG, SIZE, child, end, quiesced, said, snapshot, stopped_writer
+from kv_transfer.tcp_wire import BadFrame
+from tests.contract.test_connector import (
+    BIG,
+    ROOT,
+    SIZE,
+    child,
+    end,
+    go_on,
+    of_session,
+    quiesced,
+    said,
+    snapshot,
+    stop,
+    stopped_writer,
+)
 
-# Long, because UCX may end the whole process, and with it the tests that share it.
-pytestmark = [pytest.mark.long, pytest.mark.skipif(why_not() is not None, reason=why_not() or "")]
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 QUICK = TargetLimits(stall_s=2.0)
 
 
@@ -36,6 +51,15 @@ def connector():
     return NixlConnector(limits=QUICK)
 
 
+def test_agents_in_one_process():
+    """In a process of its own, which UCX may end."""
+    file = Path(__file__).with_name("nixl_agents.py")
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", str(file)], cwd=ROOT, stdout=-1, stderr=subprocess.STDOUT, text=True
+    )
+    assert ran.returncode == 0, ran.stdout
+
+
 async def test_nothing_of_a_stopped_source_lands_once_its_window_is_quiesced(monkeypatch):
     """Over sockets a read needs its source: what has not reached this machine is under way for as long as that is stopped."""
     monkeypatch.setenv("UCX_TLS", "tcp,self")
@@ -46,7 +70,7 @@ async def test_nothing_of_a_stopped_source_lands_once_its_window_is_quiesced(mon
         for _ in range(20):
             await asyncio.sleep(0.01)
             assert before is None or target.connector.close_window(key)
-        os.kill(process.pid, signal.SIGCONT)
+        go_on(process)
         await quiesced(target.connector, key)
         after = snapshot(target)
         assert before is None or np.array_equal(before, after)
@@ -61,29 +85,9 @@ async def test_a_target_closes_while_a_stopped_source_is_being_read(monkeypatch)
         await asyncio.wait_for(target.connector.close(), 10)
         assert target.connector.close_window(key)
         after = snapshot(target)
-        os.kill(process.pid, signal.SIGCONT)
+        go_on(process)
         assert (await said(process))[0] == "failed"
         assert np.array_equal(after, snapshot(target))
-
-
-async def test_a_source_lingers_when_its_connection_ends_in_mid_read(ways):
-    """Nobody waits for these reads at the source; their target must get to their end all the same."""
-    async with end(connector, BIG) as target, end(connector, BIG) as source:
-        np.frombuffer(source.memory, dtype=np.uint8)[:] = 1
-        for _ in range(3):
-            target.memory[0] = 0
-            key = target.connector.open_window([ByteRange(0, BIG)])
-            writing = asyncio.ensure_future(source.connector.write(target.address, key, [Write(0, 0, BIG)]))
-            while not target.memory[0]:
-                await asyncio.sleep(0)
-            for connection in tuple(target.connector._target._listener._connections):
-                shut(connection)
-            await asyncio.wait([writing])
-            assert isinstance(writing.exception(), TransferFailed)
-            assert source.connector._agent.lingers
-            await quiesced(target.connector, key)
-        key = target.connector.open_window([ByteRange(0, 10)])
-        await source.connector.write(target.address, key, [Write(0, 0, 10)])  # and the pair goes on
 
 
 async def test_a_cancelled_write_ends_when_its_target_is_stopped(ways):
@@ -91,93 +95,198 @@ async def test_a_cancelled_write_ends_when_its_target_is_stopped(ways):
         address, key = await said(process)
         where = ConnectorAddress("nixl", address)
         await source.connector.connect(where)
-        os.kill(process.pid, signal.SIGSTOP)
+        stop(process)
         writing = asyncio.ensure_future(source.connector.write(where, int(key), [Write(0, 0, BIG)]))
         await asyncio.sleep(0)
         writing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(writing, 10)
-        os.kill(process.pid, signal.SIGCONT)
+        go_on(process)
 
 
-async def test_sources_that_come_and_go_leave_nothing(ways):
-    def held():
-        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
-
-    async with end(connector) as target:
-        before = None
-        for _ in range(6):
-            async with end(connector) as source:
-                key = target.connector.open_window([ByteRange(0, 10)])
-                await asyncio.gather(
-                    *(source.connector.write(target.address, key, [Write(0, 0, 10)]) for _ in range(4))
-                )
-                assert target.connector.close_window(key)
-            for _ in range(500):
-                if not target.connector._agent._remotes and not target.connector._target._listener._connections:
-                    break
-                await asyncio.sleep(0.01)
-            assert not target.connector._agent._remotes
-            before = before or held()
-        after = held()
-        assert after[0] <= before[0] + 2 and after[1] <= before[1] + 1
+def its_process(connector):
+    """The process in which a connector has NIXL now."""
+    return connector._exposed.lives.life._process
 
 
-def test_an_idle_agent_has_no_thread_that_makes_progress():
-    before = set(os.listdir("/proc/self/task"))
-    with SharedRegion(SIZE) as region:
-        agent = Agent(host_memory(region))
-        mine = set(os.listdir("/proc/self/task")) - before
-        # UCX's own, which sleeps until a socket wakes it.
-        assert len(mine) <= 1
-        agent.close()
-        agent.close()
+async def next_life(connector, before):
+    """Wait until another process than `before` takes orders."""
+    while True:
+        try:
+            life = connector._exposed.lives.life
+        except TransferFailed:
+            life = None
+        if life is not None and life._process.pid != before.pid and life._ready:
+            return
+        await asyncio.sleep(0.01)
 
 
-def introduced(target, first):
-    host, port = target.address.address.split(":")
-    sock = socket.create_connection((host, int(port)), timeout=5)
-    greet(sock, None, 2.0)
-    sock.sendall(first)
-    return sock
+async def landed(source, target):
+    """A write from one to the other lands."""
+    key = target.connector.open_window([ByteRange(0, 10)])
+    await source.connector.write(target.address, key, [Write(0, 0, 10)])
+    assert target.connector.close_window(key)
 
 
-def ended(sock):
-    try:
-        return sock.recv(1) == b""
-    except ConnectionResetError:
-        return True
-
-
-async def test_strangers_cost_their_own_connection_only():
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
+@pytest.mark.parametrize("whose", ["source", "target"])
+async def test_its_process_dies_while_idle_and_the_next_takes_over(whose, number, caplog):
     async with end(connector) as target, end(connector, fill=lambda n: b"\x07" * n) as source:
-        agent = source.connector._agent
-        for first in (
-            b"GET / HTTP/1.1\r\n\r\n" * 4,
-            pack_introduction(Introduction("nobody", b"no metadata of an agent", agent.place)),
-            pack_introduction(Introduction("another", agent.metadata, agent.place)),
-        ):
-            with introduced(target, first) as sock:
-                assert await asyncio.to_thread(ended, sock)
-        assert not any(target.memory)
-        key = target.connector.open_window([ByteRange(0, 10)])
-        await source.connector.write(target.address, key, [Write(0, 0, 10)])
-        assert target.memory[:10] == b"\x07" * 10
-
-
-async def test_a_region_that_is_claimed_but_not_registered_is_not_read():
-    async with end(connector) as target, end(connector) as source:
-        agent, place = source.connector._agent, source.connector._agent.place
         key = target.connector.open_window([ByteRange(0, SIZE)])
-        claimed = Introduction(agent.name, agent.metadata, type(place)(place.address, place.num_bytes << 10))
-        with introduced(target, pack_introduction(claimed)) as sock:
-            await asyncio.to_thread(lambda: [agent.progress() for _ in iter(lambda: wait_readable(sock, 0), True)])
-            sock.recv(100)
-            sock.sendall(pack_ask(key, [Write(place.num_bytes, 0, SIZE)]))
-            answer = await asyncio.to_thread(sock.recv, 100)
-            assert answer and await asyncio.to_thread(ended, sock)
-        await quiesced(target.connector, key)
-        assert not any(target.memory)
+        await source.connector.write(target.address, key, [Write(0, 0, 10)])
+        dying = (source if whose == "source" else target).connector
+        address, before = target.address, its_process(dying)
+        before.send_signal(number)
+        await next_life(dying, before)
+        assert f"was ended by {signal.Signals(number).name}" in caplog.text
+        assert target.address == address
+        await source.connector.write(address, key, [Write(0, 10, 10)])  # a window outlives it
+        assert target.memory[:20] == b"\x07" * 20
+        assert target.connector.close_window(key)
+
+
+@pytest.mark.parametrize("whose", ["source", "target"])
+async def test_its_process_dies_in_mid_write(ways, whose):
+    """The write fails, the window is quiesced at once, nothing lands any more, and the pair goes on."""
+    async with end(connector, BIG) as target, end(connector, BIG) as source:
+        np.frombuffer(source.memory, dtype=np.uint8)[:] = 1
+        dying = (source if whose == "source" else target).connector
+        for _ in range(10):  # on a busy machine a write may be over before we look
+            target.memory[0] = target.memory[BIG - 1] = 0
+            key = target.connector.open_window([ByteRange(0, BIG)])
+            writing = asyncio.ensure_future(source.connector.write(target.address, key, [Write(0, 0, BIG)]))
+            while not target.memory[0]:
+                await asyncio.sleep(0)
+            before = its_process(dying)
+            before.kill()
+            await asyncio.wait([writing])
+            await quiesced(target.connector, key)
+            after = snapshot(target)
+            await next_life(dying, before)
+            await landed(source, target)
+            assert np.array_equal(after[10:], snapshot(target)[10:])
+            if isinstance(writing.exception(), TransferFailed):
+                return
+        pytest.fail("it never died in mid-write")
+
+
+async def test_a_peer_that_is_killed_in_mid_write_costs_this_process_nothing(monkeypatch):
+    """Where UCX reads through memory that its source fills, the source's UCX ends its process now and then. Not this one."""
+    monkeypatch.setenv("UCX_TLS", "posix,sysv,tcp,self")
+    async with end(connector, BIG) as source, end(connector) as other:
+        for turn in range(5):
+            async with child("target", "nixl", BIG) as process:
+                address, key = await said(process)
+                where = ConnectorAddress("nixl", address)
+                writing = asyncio.ensure_future(source.connector.write(where, int(key), [Write(0, 0, BIG)]))
+                await asyncio.sleep(0.005 * turn)
+                process.kill()
+                await asyncio.wait([writing])
+                await process.wait()
+        while True:  # between two lives it refuses
+            try:
+                await landed(source, other)
+                break
+            except TransferFailed:
+                await asyncio.sleep(0.05)
+
+
+async def test_its_process_ends_with_its_worker():
+    async with child("target", "nixl", SIZE) as process:
+        await said(process)
+        (mine,) = [pid for pid, _ in of_session(process.pid) if pid != process.pid]
+        stop(process)  # even so
+        process.kill()
+        await process.wait()
+        while any(pid == mine for pid, _ in of_session(process.pid)):
+            await asyncio.sleep(0.01)
+
+
+async def test_a_process_that_hangs_is_killed_when_a_write_is_given_up(monkeypatch):
+    monkeypatch.setattr(nixl, "_CANCEL_PATIENCE_S", 0.05)
+    async with end(connector) as target, end(connector) as source:
+        await landed(source, target)
+        key, before = target.connector.open_window([ByteRange(0, 10)]), its_process(source.connector)
+        before.send_signal(signal.SIGSTOP)
+        writing = asyncio.ensure_future(source.connector.write(target.address, key, [Write(0, 0, 10)]))
+        await asyncio.sleep(0)
+        writing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        assert before.returncode == -signal.SIGKILL
+        await next_life(source.connector, before)
+        await landed(source, target)
+
+
+async def test_a_process_that_takes_no_orders_is_killed(monkeypatch, caplog):
+    monkeypatch.setattr(nixl_life, "_SEND_TIMEOUT", nixl_life.struct.pack("ll", 0, 50_000))
+    async with end(connector) as target, end(connector) as source:
+        before = its_process(source.connector)
+        before.send_signal(signal.SIGSTOP)
+        many = [Write(0, 0, 0)] * 500_000
+        with pytest.raises(TransferFailed, match="its process was ended by SIGKILL"):
+            await source.connector.write(target.address, 1, many)
+        assert "takes no orders" in caplog.text
+
+
+async def test_it_closes_though_its_process_hangs(monkeypatch):
+    monkeypatch.setattr(nixl, "_CLOSE_PATIENCE_S", 0.05)
+    async with end(connector) as one:
+        before = its_process(one.connector)
+        before.send_signal(signal.SIGSTOP)
+        await one.connector.close()
+        assert before.returncode == -signal.SIGKILL
+
+
+async def test_what_cannot_start_is_a_config_error(monkeypatch):
+    monkeypatch.setattr(nixl_life, "_MODULE", "json.tool")  # which takes these arguments for files
+    with SharedRegion(SIZE) as region, pytest.raises(ConfigError, match="does not start"):
+        connector().expose(region)
+
+
+async def test_memory_that_is_refused_is_a_config_error(monkeypatch):
+    monkeypatch.setenv("UCX_TLS", "none such")
+    with SharedRegion(SIZE) as region, pytest.raises(ConfigError, match="cannot register DRAM memory"):
+        connector().expose(region)
+
+
+async def test_memory_of_this_process_alone_is_a_config_error():
+    def no_memfd(name):
+        raise OSError
+
+    with SharedRegion(SIZE, make_memfd=no_memfd) as region, pytest.raises(ConfigError, match="memfd"):
+        connector().expose(region)
+
+
+async def test_while_none_can_be_started_writes_fail_and_then_they_do_not(monkeypatch, caplog):
+    async with end(connector) as target, end(connector) as source:
+        with monkeypatch.context() as broken:
+            broken.setattr(nixl_life, "_MODULE", "json.tool")
+            its_process(source.connector).kill()
+            while "cannot start" not in caplog.text:
+                await asyncio.sleep(0.01)
+            with pytest.raises(TransferFailed, match="is being started"):
+                while True:
+                    await source.connector.write(target.address, 1, [])
+        while True:
+            try:
+                await landed(source, target)
+                return
+            except TransferFailed:
+                await asyncio.sleep(0.05)
+
+
+async def test_it_closes_between_two_lives_and_before_the_first_order(monkeypatch):
+    for wait in (False, True):
+        async with end(connector) as one:
+            its_process(one.connector).kill()
+            while wait:
+                try:
+                    its_process(one.connector)
+                    await asyncio.sleep(0)
+                except TransferFailed:
+                    break
+            await one.connector.close()
 
 
 async def test_a_busy_port_is_a_config_error():
