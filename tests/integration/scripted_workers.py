@@ -398,7 +398,7 @@ class Cluster:
         decode = [await self.add(WorkerKind.DECODE, f"d{i}") for i in range(num_decode)]
         return prefill, decode
 
-    async def idle(self, timeout_s: float = 5.0) -> None:
+    async def idle(self, timeout_s: float = 20.0) -> None:
         """Return when no worker runs anything; TimeoutError when they go on."""
         async with asyncio.timeout(timeout_s):
             while any(worker.running for worker in self.workers):

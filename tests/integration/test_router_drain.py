@@ -130,7 +130,7 @@ async def test_who_said_farewell_and_is_cut_short_is_no_failure_either(served, r
     await prefer(first, over=second)
     first.faults.hold.clear()
     asking = asyncio.create_task(complete(served, diptych={"route": route}))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not first.running:
             await asyncio.sleep(0.01)
     assert await first.announcer.leave() == 1, "the second can take it"
@@ -145,7 +145,7 @@ async def test_a_prefill_worker_that_leaves_and_is_cut_short_is_no_failure(serve
     await prefer(first, over=second)
     first.faults.hold.clear()
     asking = asyncio.create_task(complete(served, diptych={"route": "disaggregated"}))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not first.running:
             await asyncio.sleep(0.01)
     assert await first.announcer.leave() == 1, "the second can take it"
@@ -166,9 +166,10 @@ async def test_a_hand_off_to_a_worker_that_drains_costs_a_second_push_and_nothin
 async def test_when_the_only_decode_worker_drains_the_answer_waits_for_its_next_life(tmp_path):
     async with running_router(router_config(tmp_path, retry=NOTHING_TO_SPARE)) as running:
         _, (only,) = await running.cluster.pools(1, 1)
-        only.faults.drain_after_tokens = 4
-        asking = asyncio.create_task(complete(running))
-        async with asyncio.timeout(5):
+        stream = Stream(running)
+        only.faults.drain_after_tokens, only.faults.before_end = 4, stream.has
+        asking = asyncio.create_task(stream.read())
+        async with asyncio.timeout(20):
             while await drained(running) != (0, 1):
                 await asyncio.sleep(0.01)
         await only.mute()
@@ -180,6 +181,8 @@ async def test_when_the_only_decode_worker_drains_the_answer_waits_for_its_next_
         assert not late.done()
         await running.cluster.add(WorkerKind.DECODE, only.ref.worker_id, epoch=2)
         await asyncio.gather(asking, late)
+        assert stream.told == EXPECTED
+        await nothing_failed(running)
 
 
 async def test_nobody_waits_for_a_pool_that_was_never_there_or_is_gone_for_long(tmp_path):
