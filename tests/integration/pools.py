@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 
 import grpc
@@ -31,7 +32,7 @@ from decode_service.worker import AnswerConfig, DecodeWorker
 from engine.config import EngineConfig, SchedulerConfig
 from engine.engine import Engine
 from engine.execution.fake import FakeModel, FakeRunner
-from engine.execution.interface import ModelRunner
+from engine.execution.interface import ModelRunner, SampledToken, ScheduledBatch
 from kv_transfer.choose import NetworkConfig, make_connectors
 from kv_transfer.config import SenderConfig
 from kv_transfer.connector import Connector
@@ -251,6 +252,23 @@ async def _serve(
     channel = open_channel(f"127.0.0.1:{port}")
     stack.push_async_callback(channel.close)
     return Served(side.ref, worker, server, channel, region, metrics)
+
+
+@contextmanager
+def held(served: Served) -> Iterator[None]:
+    """Until the block is left no step of this engine ends, once it has begun."""
+    runner, gate = served.worker.driver._engine._runner, threading.Event()
+    execute = runner.execute
+
+    def wait_and_execute(batch: ScheduledBatch) -> tuple[SampledToken, ...]:
+        gate.wait(PATIENCE_S)
+        return execute(batch)
+
+    runner.execute = wait_and_execute  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        gate.set()
 
 
 class Decoding:

@@ -28,6 +28,7 @@ from tests.integration.pools import (
     Prefilling,
     Setup,
     disaggregated,
+    held,
     joined,
     pools,
     request,
@@ -423,25 +424,26 @@ async def test_draining_finishes_what_is_there_and_refuses_the_rest() -> None:
     async with pools(Setup(step_s=0.002)) as made:
         prefill, decode = made.prefill[0].worker, made.decode[0].worker
         decoding = Decoding(made.decode[0])
-        asked = request(150, 120)  # for as long as three others need to be refused, on a busy machine too
+        asked = request(150, 120)
         target, prefilling = made.target(), Prefilling(made.prefill[0])
         await decoding.attach(target.handoff_id)
-        await prefilling.run(asked, target)
-        await until(lambda: decode.receiver.counts())
-        draining = asyncio.gather(prefill.drain(60.0), decode.drain(60.0))
-        await until(lambda: decode.load().state is WorkerState.DRAINING)
-        refused = Prefilling(made.prefill[0])
-        await refused.run(request(5, 5), made.target())
-        assert (await refused.refused()).draining
-        await decoding.attach("never reserved")
-        (hopeless,) = await decoding.whole("never reserved")
-        assert hopeless.error is not None
-        assert hopeless.error.draining
-        late = request(5, 5)
-        await decoding.generate(late)
-        (delta,) = await decoding.whole(late.request_id)
-        assert delta.error is not None
-        assert delta.error.draining
+        with held(made.prefill[0]):  # who has drained ends its sessions, and refuses nobody any more
+            await prefilling.run(asked, target)
+            await until(lambda: decode.receiver.counts())
+            draining = asyncio.gather(prefill.drain(60.0), decode.drain(60.0))
+            await until(lambda: decode.load().state is WorkerState.DRAINING)
+            refused = Prefilling(made.prefill[0])
+            await refused.run(request(5, 5), made.target())
+            assert (await refused.refused()).draining
+            await decoding.attach("never reserved")
+            (hopeless,) = await decoding.whole("never reserved")
+            assert hopeless.error is not None
+            assert hopeless.error.draining
+            late = request(5, 5)
+            await decoding.generate(late)
+            (delta,) = await decoding.whole(late.request_id)
+            assert delta.error is not None
+            assert delta.error.draining
         first = await prefilling.first()
         assert (await prefilling.event()).WhichOneof("event") == "handed_off"
         await prefilling.ended()
