@@ -120,11 +120,12 @@ async def test_without_redis_each_router_goes_on_with_its_own(redis_process):
 
 async def test_a_slow_redis_costs_a_request_nothing_once_it_is_known_and_the_limit_stays_one(redis_process):
     loop = asyncio.get_running_loop()
+    slowest = Rate(6, burst_s=6000.0)  # 600 at once as well, and one draw's worth again after 100 s
 
     async def takes(number, owner="a"):
         async def timed(buckets):
             began = loop.time()
-            return (await buckets.take(owner, wanted(10.0))).granted, loop.time() - began
+            return (await buckets.take(owner, wanted(10.0, slowest))).granted, loop.time() - began
 
         return await asyncio.gather(*(timed(buckets) for _ in range(number) for buckets in (one, other)))
 
@@ -148,8 +149,8 @@ async def test_a_slow_redis_costs_a_request_nothing_once_it_is_known_and_the_lim
         assert loop.time() - began < 2.0, "nobody waits any more"
         assert not any(granted for granted, _ in second), "what the other has given is known"
         assert len(one.alone) >= alone + 200
-        await one.give("a", [Wanted(Kind.TOKENS, SLOW, 5000.0)])
-        await other.give("a", [Wanted(Kind.TOKENS, SLOW, 5000.0)])
+        await one.give("a", [Wanted(Kind.TOKENS, slowest, 5000.0)])
+        await other.give("a", [Wanted(Kind.TOKENS, slowest, 5000.0)])
         assert any(granted for granted, _ in await takes(1)), "what is given back can be had"
         slow.late_s = 0.0
         async with asyncio.timeout(10):
