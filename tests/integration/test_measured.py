@@ -99,7 +99,10 @@ def test_stages_add_up_to_what_a_client_measures(port, route):
     assert firsts >= 0.67 * len(seen), f"{firsts} of {len(seen)} first tokens add up"
     happened = {stage for one in every for stage in (*TTFT_STAGES, *GAP_STAGES) if one.told["stages"][f"{stage}_s"]}
     never = {"retry", "recover"} | ({"transfer", "commit"} if route == "colocated" else set())
-    assert happened == {*TTFT_STAGES, *GAP_STAGES} - never
+    # On one worker the second token's step begins some microseconds after the first token's: less than it takes to give the
+    # client its first token, so that the client may feel none of them.
+    unfelt = {"decode_queue"} if route == "colocated" else set()
+    assert happened | unfelt == {*TTFT_STAGES, *GAP_STAGES} - never
 
 
 def test_an_answer_of_one_token_says_its_time_as_well(port):
