@@ -1,7 +1,8 @@
 """Every worker of a 2P2D cluster is asked to stop and started again, one after the other, under load from both doors.
 
 No request fails, every token is the one that an undisturbed engine gives, each worker leaves with exit code 0 within its time,
-and of the answers that were on a decode worker then, short ones end there and long ones go on elsewhere.
+and of the answers that were on a decode worker then, those go on elsewhere that it does not wait for, and short ones end there
+where it does.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from tests.integration.processes.client import TEMPERATURE, TOP_K, Answer, Quest
 from tests.integration.processes.cluster import WORKERS, Cluster, Setup
 
 pytestmark = pytest.mark.slow
-HASTY = LifecycleConfig(drain_limit_s=6.0, finish_share=0.05)
+HASTY = LifecycleConfig(drain_limit_s=6.0, finish_share=0.0)  # how long an answer takes here is nobody's promise
 PATIENT = LifecycleConfig(drain_limit_s=12.0, finish_share=0.6)  # on decode-1
 NUM_CLIENTS = 6
-LENGTHS = (8, 60, 700)  # the last takes longer than a worker waits
+LENGTHS = (8, 60, 900)  # most are under way at the last, which takes many times as long as a farewell
 LIMIT_S = 60.0
 
 
@@ -189,19 +190,23 @@ async def test_a_rolling_restart_under_load_fails_no_request(tmp_path: Path) -> 
         assert [answer.token_ids for answer in at_work.answers] == await truths(made, at_work.answers)
         failed, _, mid_answer = await made.failed_and_drained()
         assert failed == 0, made.logs()
-        assert mid_answer >= sum(map(at_work.migrated, here["decode-0"])) > 0, "long ones went on elsewhere"
+        assert mid_answer >= sum(map(at_work.migrated, here["decode-0"])) > 0, (
+            "who was not waited for went on elsewhere"
+        )
         assert not all(map(at_work.migrated, here["decode-1"])), "short ones ended where they were"
         await made.idle()
         made.check_nothing_leaked()
 
 
 def busy(at_work: Load, name: str) -> Callable[[], Awaitable[bool]]:
-    """Whether every client waits for an answer, and a decode worker has just begun a short and a long one."""
+    """Whether every client waits for an answer, and a decode worker has a short one and has just begun a long one."""
 
     async def look() -> bool:
         if sum(not answer.over for answer in at_work.answers) < NUM_CLIENTS:
             return False
-        lengths = {a.question.max_tokens for a in at_work.at(name) if len(a.token_ids) < a.question.max_tokens / 4}
-        return not name.startswith("decode") or {LENGTHS[1], LENGTHS[2]} <= lengths
+        here = at_work.at(name)
+        short = any(answer.question.max_tokens == LENGTHS[1] for answer in here)
+        long = any(answer.question.max_tokens == LENGTHS[2] > 6 * len(answer.token_ids) for answer in here)
+        return not name.startswith("decode") or (short and long)
 
     return look
