@@ -11,7 +11,7 @@ from tests.compose.journal import NotSo
 from tests.compose.stack import Stack
 from tests.integration.processes.client import Answer, Client
 
-LONGEST = 160  # tokens
+LONGEST = 480  # tokens: seconds, in which something can happen to a worker
 PATIENCE_S = 120.0
 _TALE = (
     "In the long winter the miller's three daughters counted sacks, mended nets and told each other what they feared. "

@@ -44,7 +44,7 @@ class Scene:
             found = await self.watch.busy(containers)
             return found != ""
 
-        await until(seen, f"a container of {service} that runs the answer", 5)
+        await until(seen, f"a container of {service} that runs the answer", 15)
         if answer.over:
             raise NotSo("the answer was over before anything could happen to it")
         return answer, found

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import re
 import shutil
 import socket
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,13 +26,14 @@ SANDBOX_FILE = "tests/compose/compose.sandbox.yaml"
 
 
 def free_ports(count: int) -> list[int]:
-    """Of this machine, each another."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    """Of this machine, each another; below those that the kernel gives away, for Docker binds them minutes later."""
+    found: list[int] = []
+    for port in random.sample(range(20000, 32000), 200):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise NotSo("no free ports between 20000 and 32000")
 
 
 @dataclass(frozen=True)
