@@ -32,7 +32,7 @@ ASK = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 4, "seed": 3}
 GENERATE = pb.GenerateRequest(
     token_ids=pb.TokenIds(ids=(5, 6, 7)), sampling=types_pb2.SamplingParams(max_tokens=4, seed=3)
 )
-BOUND_S = 10.0  # on a crowded machine
+BOUND_S = 60.0  # on a very crowded machine
 # What this process, which has the router, may compute while another user waits for one answer: that others crowd the machine
 # does not count. Alone it is some milliseconds, while ten thousand streams come in a second.
 WORK_S = 2.0

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from router.config import AdmissionConfig, HttpConfig
-from tests.integration.siege import ASK, ATTACKER, MEMORY_MIB, PATH, besieged, memory_mib
+from tests.integration.siege import ASK, ATTACKER, BOUND_S, MEMORY_MIB, PATH, besieged, memory_mib
 
 BODY = json.dumps(ASK).encode()
 STREAM = json.dumps({**ASK, "max_tokens": 400, "stream": True}).encode()
@@ -309,7 +309,7 @@ async def test_more_streams_than_may_be_are_refused_with_a_time(tmp_path):
         for _, writer in streams:
             writer.write(post(STREAM))
             await writer.drain()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(BOUND_S):
             while siege.running.router._admission.num_waiting < 80:  # the other user's too
                 await asyncio.sleep(0.02)
         refused = await said(siege.http, post())
