@@ -67,11 +67,12 @@ labels: {{- include "diptych.labels" . | nindent 2 }}
 {{- /* Bytes, or thousandths of cores, of a quantity as Kubernetes or our flags write it. */ -}}
 {{- define "diptych.number" -}}
 {{- $units := dict "" 1.0 "m" 0.001 "B" 1.0 "k" 1e3 "KB" 1e3 "M" 1e6 "MB" 1e6 "G" 1e9 "GB" 1e9 "T" 1e12 "P" 1e15 "E" 1e18 "Ki" 1024.0 "KiB" 1024.0 "Mi" 1048576.0 "MiB" 1048576.0 "Gi" 1073741824.0 "GiB" 1073741824.0 "Ti" 1099511627776.0 "TiB" 1099511627776.0 "Pi" 1125899906842624.0 "Ei" 1152921504606846976.0 -}}
-{{- if kindIs "string" . -}}
-{{- mulf (regexFind "^[0-9.]+" . | float64) (index $units (regexFind "[A-Za-z]*$" .)) 1000 -}}
+{{- $said := toString . -}}
+{{- if regexMatch "[eE][+-]?[0-9]+$" $said -}}
+{{- /* A large number, as Go writes it: 3e+10. */ -}}
+{{- mulf (float64 $said) 1000 -}}
 {{- else -}}
-{{- /* Large numbers, which Helm would write as 3e+10. */ -}}
-{{- mulf (float64 .) 1000 -}}
+{{- mulf (regexFind "^[0-9.]+" $said | float64) (index $units (regexFind "[A-Za-z]*$" $said)) 1000 -}}
 {{- end -}}
 {{- end }}
 
@@ -113,7 +114,8 @@ labels: {{- include "diptych.labels" . | nindent 2 }}
 {{- /* Quantities as Kubernetes reads them whatever they were written as: 0.5, "500m", 30000000000. */ -}}
 {{- define "diptych.quantities" -}}
 {{- range $what, $much := . }}
-{{ $what }}: {{ if kindIs "string" $much }}{{ $much | quote }}{{ else if eq (float64 $much) (floor $much) }}{{ int64 $much | quote }}{{ else }}{{ $much | toString | quote }}{{ end }}
+{{- $said := toString $much }}
+{{ $what }}: {{ if regexMatch "[eE][+-]?[0-9]+$" $said }}{{ printf "%.0f" (float64 $said) | quote }}{{ else }}{{ $said | quote }}{{ end }}
 {{- end }}
 {{- end }}
 
