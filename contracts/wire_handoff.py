@@ -7,7 +7,7 @@ Reading raises InvalidRequest that names a missing or impossible field. Does no 
 from __future__ import annotations
 
 from contracts.errors import InvalidRequest
-from contracts.kv_layout import DTYPE_BYTES, KVLayout
+from contracts.kv_layout import AS_IT_IS, DTYPE_BYTES, TRANSFER_DTYPES, KVLayout
 from contracts.pb.diptych.v1 import handoff_pb2, registry_pb2, types_pb2
 from contracts.ticket import (
     AbortRequest,
@@ -69,14 +69,18 @@ def layout_to_pb(layout: KVLayout) -> types_pb2.KVLayout:
         block_size=layout.block_size,
         tp_size=layout.tp_size,
         hash_seed=layout.hash_seed,
+        transfer_dtype=layout.transfer_dtype,
         protocol_version=layout.protocol_version,
     )
 
 
 def layout_from_pb(message: types_pb2.KVLayout) -> KVLayout:
-    """Raises InvalidRequest for a dtype that is not known, and for a size of nothing."""
+    """Raises InvalidRequest for a dtype that is not known, and for a size of nothing. Older workers name no transfer_dtype."""
     if message.dtype not in DTYPE_BYTES:
         raise InvalidRequest("layout.dtype", message.dtype, f"must be one of {', '.join(DTYPE_BYTES)}")
+    transfer_dtype = message.transfer_dtype or AS_IT_IS
+    if transfer_dtype not in TRANSFER_DTYPES:
+        raise InvalidRequest("layout.transfer_dtype", transfer_dtype, f"must be one of {', '.join(TRANSFER_DTYPES)}")
     sizes = (
         ("num_layers", message.num_layers),
         ("num_kv_heads", message.num_kv_heads),
@@ -96,6 +100,7 @@ def layout_from_pb(message: types_pb2.KVLayout) -> KVLayout:
         block_size=message.block_size,
         tp_size=message.tp_size,
         hash_seed=message.hash_seed,
+        transfer_dtype=transfer_dtype,
         protocol_version=message.protocol_version,
     )
 

@@ -6,6 +6,7 @@
     kv_cache                     row by row         gathered blocks, dense attention  C++, straight from the blocks  Triton
     forward                      one op after the other                               all layers in one call         fused rotation
     sampling                     torch, row by row                                    C++, all rows in one call      Triton
+    packing                      readable torch                                       C++                            Triton
 
 Nothing is chosen silently: what is missing for the best is a warning, and what was asked for by name and is missing is an
 error. Does not know models.

@@ -19,10 +19,11 @@ from kernels.interface import (
     SiluMul,
 )
 from kernels.one_by_one import OneByOne
+from kernels.packing import MakePacking, TorchPacking
 from kernels.sampling import Sampling
 from kernels.stack import Forward, Stack
 
-OPS = ("linear", "embedding", "rms_norm", "rotary", "silu_mul", "kv_cache", "forward", "sampling")
+OPS = ("linear", "embedding", "rms_norm", "rotary", "silu_mul", "kv_cache", "forward", "sampling", "packing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class Kernels:
     exact: bool = False
     device: str = "cpu"
     quantised: Quantised | None = None
+    packing: MakePacking = TorchPacking
 
 
 def labels(everything: str, **other: str) -> Mapping[str, str]:

@@ -3,12 +3,14 @@
     packed block   [layers, 2, kv_heads] records of 4 + block_size · d bytes: scale (float32), then the block's positions
     value          byte · scale; scale = largest magnitude / 448 (float8 e4m3) or / 127 (int8), 0 where all are 0
 
-In readable torch; `kernels.cpu.packing` does the same in C++ and `kernels.triton.pack` on a GPU. Does not know transfers.
+In readable torch; `kernels.cpu.packing` does the same in C++ and `kernels.triton.pack` on a GPU. A worker's cache is packed by a
+`Packing` of its `Kernels`, into rows that need not lie beside each other. Does not know transfers.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,6 +18,42 @@ from torch import Tensor
 Form = Literal["int8", "fp8"]
 LARGEST: dict[Form, float] = {"fp8": 448.0, "int8": 127.0}
 SCALE_BYTES = 4
+
+
+class Packing(Protocol):
+    """Packs blocks of one cache [num_blocks, layers, 2, block_size, kv_heads, d] in one form; from one thread at a time.
+
+    Rows are uint8 [packed_bytes] each, of the host's memory whatever device has the cache. Calls return when all is done.
+    """
+
+    def pack(self, block_ids: Sequence[int], rows: Sequence[Tensor]) -> None:
+        """Block i into row i."""
+        ...
+
+    def unpack(self, rows: Sequence[Tensor], block_ids: Sequence[int]) -> None:
+        """Row i into block i."""
+        ...
+
+
+MakePacking: TypeAlias = Callable[[Tensor, Form], Packing]
+
+
+class TorchPacking:
+    """Packing by the readable functions below."""
+
+    def __init__(self, cache: Tensor, form: Form) -> None:
+        self._cache = cache
+        self._form = form
+
+    def pack(self, block_ids: Sequence[int], rows: Sequence[Tensor]) -> None:
+        """See Packing."""
+        for block_id, row in zip(block_ids, rows, strict=True):
+            row.copy_(pack(self._cache[block_id : block_id + 1], self._form)[0])
+
+    def unpack(self, rows: Sequence[Tensor], block_ids: Sequence[int]) -> None:
+        """See Packing."""
+        for row, block_id in zip(rows, block_ids, strict=True):
+            unpack(row, self._cache[block_id : block_id + 1], self._form)
 
 
 def packed_bytes(layers: int, block_size: int, kv_heads: int, head_size: int) -> int:

@@ -111,7 +111,7 @@ ROWS = (
     ),
     Row(
         "KV pack, unpack",
-        "bench/gpu/ops.py:Ops",
+        "worker/packed_memory.py:PackedMemory",
         "packing.py:pack",
         "cpu/src/packing.h",
         "triton/pack.py:pack",

@@ -4,7 +4,9 @@
     those that the grant says are cached ─▶ finish(blocks): the partial last block is ready, too ─▶ HandoffStats
 
 A partial block travels whole: its unused cells are written by decode before they are read. Chosen blocks are digested beside
-their write, from the source's bytes. Does not know states or messages.
+their write, from the source's bytes. Where blocks travel in a narrow form, offsets are those of the narrow blocks, on both
+sides, and the unused cells of the last one are cleared first: what they hold would have a say in its scales.
+Does not know states or messages.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from observability.stages import HandoffStats
 
 
 def block_ranges(block_ids: Sequence[int], layout: KVLayout) -> tuple[ByteRange, ...]:
-    """Where these blocks lie in a region."""
-    size = layout.block_bytes
+    """Where these blocks lie in a region, as they travel."""
+    size = layout.sent_block_bytes
     return tuple(ByteRange(block_id * size, size) for block_id in block_ids)
 
 
@@ -62,6 +64,8 @@ class Pusher:
         self._digester = digester_for(config.integrity, side.digester)
         self._digests: dict[int, bytes] = {}
         self._layout = side.layout
+        self._blank = side.blank
+        self._num_tokens = num_tokens
         self._clock = side.clock
         self._config = config
         self._num_blocks = side.layout.num_blocks_for(num_tokens)
@@ -99,7 +103,7 @@ class Pusher:
         Raises TransferFailed. No write is under way when this has returned or raised, also by cancellation.
         """
         key = self._window(link, grant)
-        size = self._layout.block_bytes
+        size = self._layout.sent_block_bytes
         at = first = grant.num_cached_tokens // self._layout.block_size
         at_once = max(1, self._config.max_write_bytes // size)
         num_writes, transfer_s, exposed_s = 0, 0.0, 0.0
@@ -109,6 +113,8 @@ class Pusher:
                 await self._news.wait()
                 continue
             end = min(self._num_ready, at + at_once)
+            if end == self._num_blocks:
+                await self._clear_unused()
             writes = coalesce(self._block_ids[at:end], grant.block_ids[at:end], size)
             began = self._clock.now()
             await self._digest_beside(self._write(link, key, writes), first, (at, end))
@@ -120,6 +126,11 @@ class Pusher:
             at = end
         sent = self._num_blocks - first
         return HandoffStats(link.kind, sent * size, num_writes, sent, first, transfer_s, exposed_s)
+
+    async def _clear_unused(self) -> None:
+        used = self._num_tokens % self._layout.block_size
+        if self._blank is not None and used:
+            await self._blank(self._block_ids[self._num_blocks - 1], used)
 
     async def _digest_beside(self, write: Coroutine[None, None, None], first: int, these: tuple[int, int]) -> None:
         """Await `write`, reading meanwhile those of the blocks `these` that are chosen; both are over afterwards."""

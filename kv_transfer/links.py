@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -41,7 +41,8 @@ class Side:
     """One worker's half of every pair: who it is, its KV memory's layout, and its connectors, which expose that memory.
 
     `observer` hears every step of its hand-offs, in order. `digester` reads that memory; None where integrity is off.
-    `staging` is that memory where the engine's own is on a device: see `staged`.
+    `staging` is that memory where the engine's own is on a device, or blocks travel in a narrow form: see `staged`.
+    `blank(block_id, num_tokens)` clears the cells of one of our blocks from that many on; None where they may stay as they are.
     """
 
     ref: WorkerRef
@@ -51,16 +52,17 @@ class Side:
     observer: Observer = unobserved
     digester: Digester | None = None
     staging: StagingArea | None = None
+    blank: Callable[[int, int], Awaitable[None]] | None = None
 
 
 def staged(side: Side, area: StagingArea, *, sends: bool) -> Side:
-    """`side`, whose connectors expose `area`, for KV memory on a device: what it sends is fetched from there.
+    """`side`, whose connectors expose `area`, for KV memory that they cannot move: what it sends is fetched from there.
 
     What it receives, a `StagedPool` brings there. `sends`: blocks that are digested are those of the device, not slots.
     """
     connectors = tuple(StagedConnector(connector, area) for connector in side.connectors)
     digester = StagedDigester(side.digester, area) if sends and side.digester is not None else side.digester
-    return replace(side, connectors=connectors, digester=digester, staging=area)
+    return replace(side, connectors=connectors, digester=digester, staging=area, blank=area.blank if sends else None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

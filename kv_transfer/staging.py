@@ -1,14 +1,14 @@
-"""KV memory on a device, moved by connectors that move the host's: copies through a staging area, a block at a time.
+"""KV memory that connectors cannot move as it is (on a device, or to travel in a narrow form): through a staging area.
 
     source   device ──fetch──▶ slots (lent for one write) ──Connector.write──▶ the other side      StagedConnector
     target   the other side ──Connector.write──▶ slots (of one lease) ──place──▶ device, then adopt    StagedPool
 
-The area is one host region of slots, each as long as a block. It is what connectors expose: a grant's block numbers are slots.
-A slot goes back only when no copy and no write can still touch it: on the source after `Connector.write`, which is over when
-it returns or raises; on the target with its lease, which is given back or adopted once its windows are quiesced. A request's
-blocks are the engine's only after the last copy into them.
+The area is one host region of slots, each as long as a block that travels. It is what connectors expose: a grant's block
+numbers are slots. A slot goes back only when no copy and no write can still touch it: on the source after `Connector.write`,
+which is over when it returns or raises; on the target with its lease, which is given back or adopted once its windows are
+quiesced. A request's blocks are the engine's only after the last copy into them.
 
-What the prefix cache has lies on the device and is not read here: seals of cached blocks are neither kept nor compared.
+What the prefix cache has lies in that memory and is not read here: seals of cached blocks are neither kept nor compared.
 Does not know devices beyond two copies (`DeviceMemory`), nor states of hand-offs.
 """
 
@@ -43,7 +43,9 @@ class Copy:
 
 
 class DeviceMemory(Protocol):
-    """KV memory that the CPU cannot address. Both calls return when all bytes have arrived; used from one thread at a time."""
+    """KV memory that the CPU cannot address, or that is packed on its way. Block n lies at n slots' lengths, whatever it takes
+    there. Calls return when all bytes have arrived; used from one thread at a time.
+    """
 
     def to_host(self, copies: Sequence[Copy]) -> None:
         """From the device into the staging area."""
@@ -51,6 +53,10 @@ class DeviceMemory(Protocol):
 
     def to_device(self, copies: Sequence[Copy]) -> None:
         """From the staging area to the device."""
+        ...
+
+    def blank(self, block_id: int, num_tokens: int) -> None:
+        """Clear the cells of a block from `num_tokens` on, if they would have a say in what others make of the block."""
         ...
 
 
@@ -72,6 +78,9 @@ class HostDevice:
         for c in copies:
             here = self._staging[c.host_offset : c.host_offset + c.length]
             self._device[c.device_offset : c.device_offset + c.length] = here
+
+    def blank(self, block_id: int, num_tokens: int) -> None:
+        """See DeviceMemory: bytes travel as they are."""
 
 
 class StagingArea:
@@ -130,6 +139,11 @@ class StagingArea:
         copying = asyncio.get_running_loop().run_in_executor(self._thread, self._device.to_device, copies)
         await run_to_end(copying, lambda: None)
 
+    async def blank(self, block_id: int, num_tokens: int) -> None:
+        """See DeviceMemory; as `fetch`."""
+        clearing = asyncio.get_running_loop().run_in_executor(self._thread, self._device.blank, block_id, num_tokens)
+        await run_to_end(clearing, lambda: None)
+
     def close(self) -> None:
         """Wait for the copy under way and end the thread. Idempotent."""
         self._thread.shutdown()
@@ -143,7 +157,7 @@ class StagingArea:
 
 
 class StagedConnector:
-    """A Connector whose source is a device: what it writes passes through lent slots. All else is the inner connector's."""
+    """A Connector whose source is a DeviceMemory: what it writes passes through lent slots. All else is the inner connector's."""
 
     def __init__(self, inner: Connector, area: StagingArea) -> None:
         self._inner = inner

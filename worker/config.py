@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from contracts.errors import ConfigError
+from contracts.kv_layout import AS_IT_IS, TRANSFER_DTYPES
 from contracts.secret import ClusterSecret
 from engine.build import ModelRuntimeConfig
 from engine.config import SchedulerConfig
@@ -20,7 +21,8 @@ from rpc.server import ServerConfig
 class WorkerConfig:
     """One worker process.
 
-    `kv_memory_bytes` None sizes the KV pool by measurement; beside one on a GPU lie `kv_staging_bytes` of the host.
+    `kv_memory_bytes` None sizes the KV pool by measurement; beside one on a GPU, or whose blocks travel in a narrow form (as
+    `kv_transfer_dtype` says), lie `kv_staging_bytes` of the host.
     `connectors` are kinds, or ("auto",). `routers` are host:port of routers' gRPC ports to announce to, `redis` the registry
     that routers share. `metrics_port` None serves no metrics; 0 takes a free port. `secret` is what processes of the cluster
     prove to each other that they know; None believes whoever reaches a port. `placement` is what the process already has,
@@ -33,6 +35,7 @@ class WorkerConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     kv_memory_bytes: int | None = None
     kv_staging_bytes: int = 1 << 30
+    kv_transfer_dtype: str = AS_IT_IS
     connectors: tuple[str, ...] = (AUTO,)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
@@ -48,5 +51,8 @@ class WorkerConfig:
     def __post_init__(self) -> None:
         if self.kv_staging_bytes < 1:
             raise ConfigError(f"kv_staging_bytes: got {self.kv_staging_bytes}, must be at least 1")
+        if self.kv_transfer_dtype not in TRANSFER_DTYPES:
+            known = ", ".join(TRANSFER_DTYPES)
+            raise ConfigError(f"kv_transfer_dtype: got {self.kv_transfer_dtype!r}, must be one of {known}")
         if not self.worker_id:
             raise ConfigError("worker_id: got '', must not be empty")

@@ -16,6 +16,7 @@ from typing import Protocol
 import grpc
 
 from contracts.clock import Clock, MonotonicClock
+from contracts.kv_layout import KVLayout
 from contracts.pb.diptych.v1 import blocks_pb2_grpc
 from contracts.worker import WorkerInfo, WorkerKind, WorkerRef
 from engine.build import load
@@ -89,10 +90,11 @@ class Door(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Computer:
-    """A warm model on its KV memory; `pace` knows what its warm-up took."""
+    """A warm model on its KV memory; `layout` says how its blocks travel, too; `pace` knows what its warm-up took."""
 
     runner: ModelRunner
     memory: KVMemory
+    layout: KVLayout
     pace: Pace
 
 
@@ -101,8 +103,9 @@ def build(config: WorkerConfig) -> Computer:
     loaded = load(config.model)
     with memory_turn():
         num_blocks = loaded.num_blocks_for(config.kv_memory_bytes)
-        memory = make_kv_memory(loaded, num_blocks, config.kv_staging_bytes)
-    return Computer(loaded.runner(memory.buffer, num_blocks), memory, loaded.pace)
+        memory = make_kv_memory(loaded, num_blocks, config.kv_staging_bytes, config.kv_transfer_dtype)
+    layout = loaded.layout.sent_as(config.kv_transfer_dtype)
+    return Computer(loaded.runner(memory.buffer, num_blocks), memory, layout, loaded.pace)
 
 
 async def serve(config: WorkerConfig, door: Door) -> None:
@@ -186,7 +189,7 @@ def _side(
         connector.expose(computer.memory.region)
     digester = ThreadDigester(computer.memory.region)
     stack.callback(digester.close)
-    side = Side(ref, computer.runner.layout, connectors, clock, digester=digester)
+    side = Side(ref, computer.layout, connectors, clock, digester=digester)
     area = computer.memory.staging
     return side if area is None else staged(side, area, sends=kind is WorkerKind.PREFILL)
 
@@ -198,7 +201,7 @@ def _info(config: WorkerConfig, where: tuple[WorkerKind, str], side: Side, runne
         kind=kind,
         address=address,
         model_name=config.model_name,
-        layout=runner.layout,
+        layout=side.layout,
         connectors=tuple(connector.capabilities.kind for connector in side.connectors),
         max_model_len=runner.max_model_len,
         num_blocks=runner.num_blocks,

@@ -21,6 +21,7 @@ from cli.options import (
     Decorated,
     option,
 )
+from contracts.kv_layout import AS_IT_IS, TRANSFER_DTYPES
 from engine.build import DEVICES
 from engine.config import SchedulerConfig
 from kv_transfer.config import Integrity
@@ -112,6 +113,14 @@ integrity_option = option(
     default=Integrity.SAMPLED.value,
     help="Which blocks of KV are compared by digest after they travelled: none (off), about one in eight (sampled), "
     "all (full). A prefill worker must be at least as strict as its decode workers.",
+)
+kv_transfer_dtype_option = option(
+    "--kv-transfer-dtype",
+    section="Cluster",
+    type=click.Choice(TRANSFER_DTYPES),
+    default=AS_IT_IS,
+    help="How KV is stored on its way: auto (as it is, exact), or a byte a value, int8 or fp8 (e4m3), for slow networks: "
+    "answers then differ from those of one pool. All workers of a cluster must be given the same.",
 )
 http_port_option = option(
     "--http-port",

@@ -39,6 +39,7 @@ class WorkerFlags(TlsFlags, RegistryFlags):
     router: tuple[str, ...]
     connector: str
     integrity: str
+    kv_transfer_dtype: str
     threads: int | None
     cores: CoreChoice | None
     device: str
@@ -85,6 +86,7 @@ OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
     ),
     flags.connector_option,
     flags.integrity_option,
+    flags.kv_transfer_dtype_option,
     flags.threads_option("Compute threads. [default: one for each of its cores]"),
     option(
         "--cores",
@@ -110,7 +112,8 @@ OPTIONS: tuple[Callable[[Decorated], Decorated], ...] = (
         type=SIZE,
         default="1GiB",
         metavar="SIZE",
-        help="On a GPU: pinned host memory that KV passes through on its way; it bounds the longest prompt that can be handed off.",
+        help="On a GPU, or with --kv-transfer-dtype int8 or fp8: host memory that KV passes through on its way; it bounds the "
+        "longest prompt that can be handed off.",
     ),
     flags.kv_memory_option(
         None,
@@ -172,6 +175,7 @@ def worker_config(given: WorkerFlags, pool: WorkerKind) -> WorkerConfig:
         scheduler=scheduler,
         kv_memory_bytes=given["kv_memory"],
         kv_staging_bytes=given["kv_staging"],
+        kv_transfer_dtype=given["kv_transfer_dtype"],
         connectors=connectors(given),
         network=network_config(given),
         server=ServerConfig(

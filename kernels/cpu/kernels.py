@@ -12,6 +12,7 @@ from kernels.cpu.embedding import PackedEmbedding
 from kernels.cpu.layers import Fused
 from kernels.cpu.library import Library
 from kernels.cpu.linear import PackedLinear, linear_of, quantised_linear_of
+from kernels.cpu.packing import NativePacking
 from kernels.cpu.sampling import NativeSampling
 from kernels.cpu.small import Small
 from kernels.implementation import Kernels, Quantised, labels
@@ -58,6 +59,7 @@ def native(library: Library) -> Kernels:
         labels=labels(library.isa),
         forward=forward,
         sampling=partial(NativeSampling, library),
+        packing=partial(NativePacking, library),
         exact=True,
         quantised=Quantised(quantised_linear, quantised_tied),
     )

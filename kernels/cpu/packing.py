@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -20,7 +20,10 @@ FUNCTIONS = {
 
 
 class NativePacking:
-    """Packs and unpacks blocks of a cache [num_blocks, layers, 2, block_size, kv_heads, d], contiguous, on the CPU."""
+    """See `kernels.packing.Packing`; the cache is contiguous, on the CPU, and so are rows.
+
+    On the caller's thread alone: it works beside an engine that has the cores, and two threads would wait for each other.
+    """
 
     def __init__(self, library: Library, cache: Tensor, form: Form) -> None:
         if cache.dim() != 6 or cache.shape[2] != 2 or not cache.is_contiguous() or cache.dtype not in SHORT:
@@ -33,27 +36,27 @@ class NativePacking:
         self._unpack = calls[f"dt_unpack_{form}_{SHORT[cache.dtype]}"]
         self.block_bytes = packed_bytes(layers, size, heads, width)
 
-    def pack(self, block_ids: Sequence[int], packed: Tensor) -> None:
-        """The blocks, one after the other, into `packed`, uint8 [len(block_ids) · block_bytes] or more."""
-        self._check(block_ids, packed)
-        ids = np.array(block_ids, np.int64)
-        threads = torch.get_num_threads()
-        self._pack(
-            self._cache.data_ptr(), ids.ctypes.data, len(ids), self._shape.ctypes.data, packed.data_ptr(), threads
-        )
+    def pack(self, block_ids: Sequence[int], rows: Sequence[Tensor]) -> None:
+        """See Packing."""
+        shape, cache = self._shape.ctypes.data, self._cache.data_ptr()
+        for at, row in self._places(block_ids, rows):
+            self._pack(cache, at, 1, shape, row.data_ptr(), 1)
 
-    def unpack(self, packed: Tensor, block_ids: Sequence[int]) -> None:
-        """The opposite; a block that is named twice gets either."""
-        self._check(block_ids, packed)
-        ids = np.array(block_ids, np.int64)
-        threads = torch.get_num_threads()
-        self._unpack(
-            packed.data_ptr(), ids.ctypes.data, len(ids), self._shape.ctypes.data, self._cache.data_ptr(), threads
-        )
+    def unpack(self, rows: Sequence[Tensor], block_ids: Sequence[int]) -> None:
+        """See Packing."""
+        shape, cache = self._shape.ctypes.data, self._cache.data_ptr()
+        for at, row in self._places(block_ids, rows):
+            self._unpack(row.data_ptr(), at, 1, shape, cache, 1)
 
-    def _check(self, block_ids: Sequence[int], packed: Tensor) -> None:
+    def _places(self, block_ids: Sequence[int], rows: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
+        """Of each block where its number lies in memory, and its row; all are looked at before the first is handed out."""
         if block_ids and not 0 <= min(block_ids) <= max(block_ids) < len(self._cache):
             raise ValueError(f"blocks {min(block_ids)} to {max(block_ids)} of {len(self._cache)}")
-        needed = len(block_ids) * self.block_bytes
-        if packed.dtype != torch.uint8 or not packed.is_contiguous() or packed.numel() < needed:
-            raise ValueError(f"packed: {packed.numel()} of {packed.dtype}, must be {needed} bytes in a row")
+        if len(rows) != len(block_ids):
+            raise ValueError(f"{len(rows)} rows for {len(block_ids)} blocks")
+        for row in rows:
+            if row.dtype != torch.uint8 or not row.is_contiguous() or row.numel() != self.block_bytes:
+                raise ValueError(f"packed: {row.numel()} of {row.dtype}, must be {self.block_bytes} bytes in a row")
+        ids = np.array(block_ids, np.int64)
+        for index, row in enumerate(rows):
+            yield ids[index:].ctypes.data, row

@@ -7,6 +7,7 @@ from kernels.triton import linear, small
 from kernels.triton.cache import TritonKVCache
 from kernels.triton.choosing import choose_tokens
 from kernels.triton.forward import TritonForward
+from kernels.triton.pack import TritonPacking
 
 
 def triton_kernels(device: str) -> Kernels:
@@ -23,6 +24,7 @@ def triton_kernels(device: str) -> Kernels:
         kv_cache=TritonKVCache,
         forward=TritonForward,
         sampling=lambda: choose_tokens,
+        packing=TritonPacking,
         labels=labels(
             "Triton",
             linear="cuBLAS",

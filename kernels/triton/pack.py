@@ -8,10 +8,14 @@ All layers of all chosen blocks in one launch; a program per record. Does not kn
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from kernels.packing import Form
 
 LARGEST = {"fp8": 448.0, "int8": 127.0}
 _SCALE_BYTES = 4
@@ -113,6 +117,41 @@ def unpack(packed: Tensor, cache: Tensor, block_ids: Tensor, kind: str) -> None:
         raise ValueError(f"packed KV is {tuple(packed.shape)}, expected ({len(block_ids)}, {packed_bytes(cache)})")
     if len(block_ids):
         unpack_kernel[_grid(cache, block_ids)](packed, block_ids, cache, **_shape(cache, kind))
+
+
+class TritonPacking:
+    """See `kernels.packing.Packing`: packed on the device, on a stream beside what computes there; rows are copied."""
+
+    def __init__(self, cache: Tensor, form: Form) -> None:
+        self._cache = cache
+        self._form = form
+        self._stream = torch.cuda.Stream() if cache.is_cuda else None
+
+    def pack(self, block_ids: Sequence[int], rows: Sequence[Tensor]) -> None:
+        """See Packing."""
+        with torch.cuda.stream(self._stream):
+            packed = pack(self._cache, self._ids(block_ids), self._form)
+            for row, made in zip(rows, packed, strict=True):
+                row.copy_(made, non_blocking=True)
+        self._finish()
+
+    def unpack(self, rows: Sequence[Tensor], block_ids: Sequence[int]) -> None:
+        """See Packing."""
+        with torch.cuda.stream(self._stream):
+            packed = torch.empty(
+                (len(block_ids), packed_bytes(self._cache)), dtype=torch.uint8, device=self._cache.device
+            )
+            for row, place in zip(rows, packed, strict=True):
+                place.copy_(row, non_blocking=True)
+            unpack(packed, self._cache, self._ids(block_ids), self._form)
+        self._finish()
+
+    def _ids(self, block_ids: Sequence[int]) -> Tensor:
+        return torch.tensor(block_ids, dtype=torch.int32, device=self._cache.device)
+
+    def _finish(self) -> None:
+        if self._stream is not None:
+            self._stream.synchronize()
 
 
 def _grid(cache: Tensor, block_ids: Tensor) -> tuple[int, int, int]:

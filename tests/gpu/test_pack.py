@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.packing import Form, TorchPacking, packed_bytes
+from kernels.packing import pack as truth
+
 NAN = float("nan")
 DTYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 
@@ -40,6 +43,23 @@ def test_there_and_back(device: torch.device, dtype: torch.dtype, kind: str, sha
     cut = 2**-7 if device.type == "cpu" and dtype == torch.bfloat16 else 0.0
     torch.testing.assert_close(found[1:3], expected, rtol=cut, atol=0)
     assert found[[i for i in range(shape[0]) if i not in (1, 2)]].isnan().all()
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8"])
+def test_a_worker_s_rows_are_those_of_the_truth(device: torch.device, kind: Form) -> None:
+    """Rows of the host's memory, in any place: what transfers give. In float32, which the interpreter rounds as a GPU does."""
+    from kernels.triton.pack import TritonPacking
+
+    cache = torch.randn(5, 2, 2, 4, 2, 8)
+    memory = torch.full((3, packed_bytes(2, 4, 2, 8) + 3), 0xAB, dtype=torch.uint8)
+    rows = [memory[i, :-3] for i in (2, 0, 1)]
+    TritonPacking(cache.to(device), kind).pack([4, 0, 2], rows)
+    assert torch.equal(torch.stack(rows), truth(cache[[4, 0, 2]], kind))
+    assert bool((memory[:, -3:] == 0xAB).all())
+    wanted, found = torch.full_like(cache, NAN), torch.full_like(cache, NAN).to(device)
+    TorchPacking(wanted, kind).unpack(rows, [1, 3, 4])
+    TritonPacking(found, kind).unpack(rows, [1, 3, 4])
+    assert torch.equal(found.cpu().nan_to_num(7e7), wanted.nan_to_num(7e7))
 
 
 def test_no_blocks_and_wrong_sizes(device: torch.device) -> None:

@@ -11,12 +11,13 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import grpc
 
 from contracts import wire, wire_handoff
 from contracts.clock import MonotonicClock
-from contracts.kv_layout import KVLayout
+from contracts.kv_layout import AS_IT_IS, KVLayout
 from contracts.pb.diptych.v1 import (
     blocks_pb2_grpc,
     decode_pb2,
@@ -33,6 +34,9 @@ from engine.config import EngineConfig, SchedulerConfig
 from engine.engine import Engine
 from engine.execution.fake import FakeModel, FakeRunner
 from engine.execution.interface import ModelRunner, SampledToken, ScheduledBatch
+from engine.execution.kv_storage import kv_tensor
+from kernels.dispatch import choose
+from kernels.packing import Form
 from kv_transfer.choose import NetworkConfig, make_connectors
 from kv_transfer.config import SenderConfig
 from kv_transfer.connector import Connector
@@ -40,7 +44,7 @@ from kv_transfer.digests import ThreadDigester
 from kv_transfer.links import Side, staged
 from kv_transfer.local import FaultPlan, LocalConnector, LocalHub, no_faults
 from kv_transfer.region import SharedRegion
-from kv_transfer.staging import HostDevice, StagingArea
+from kv_transfer.staging import DeviceMemory, HostDevice, StagingArea
 from observability.worker_metrics import WorkerMetrics
 from prefill_service.main import PrefillDoor
 from prefill_service.run import RunConfig
@@ -48,6 +52,7 @@ from prefill_service.worker import PrefillWorker
 from rpc.channel import open_channel
 from rpc.server import RpcServer, ServerConfig
 from worker.block_servicer import BlockEventsServicer
+from worker.packed_memory import PackedMemory
 from worker.process import measure
 
 MODEL = FakeModel(max_model_len=512, eos_token_ids=frozenset({0}))
@@ -76,6 +81,10 @@ class Setup:
     epoch: int = 1  # of all its workers
     server: ServerConfig = field(default_factory=ServerConfig)  # of each
     staging_slots: int = 0  # of each, between its connectors and KV memory that is "on a device"; 0: none
+    transfer_dtype: str = (
+        AS_IT_IS  # a narrow form passes through staging, too: as many slots as blocks if none are said
+    )
+    decode_transfer_dtype: str | None = None  # where it is another
 
 
 @dataclass(frozen=True)
@@ -96,6 +105,7 @@ class Served:
     channel: grpc.aio.Channel
     region: SharedRegion
     metrics: WorkerMetrics
+    staging: StagingArea | None
 
     @property
     def address(self) -> str:
@@ -109,6 +119,8 @@ class Served:
             return not engine.has_work and engine.load().kv_usage == 0.0
 
         await until(lambda: self.worker.driver.call(check))
+        if (area := self.staging) is not None:
+            await until(lambda: area.num_free == area.num_slots)
 
 
 @dataclass
@@ -171,12 +183,13 @@ async def pools(setup: Setup | None = None) -> AsyncIterator[Pools]:
 
 
 async def _decode(setup: Setup, index: int, hub: LocalHub, stack: AsyncExitStack) -> Served:
+    setup = replace(setup, transfer_dtype=setup.decode_transfer_dtype or setup.transfer_dtype)
     engine, connectors, region, area = _engine(
         setup, setup.decode_model or setup.model, setup.decode_blocks, (hub, stack)
     )
     ref = WorkerRef(f"decode-{index}", setup.epoch)
     layout = setup.real.layout if setup.real else (setup.decode_model or setup.model).layout
-    side = _side(ref, layout, engine, (connectors, region, stack))
+    side = _side(ref, layout.sent_as(setup.transfer_dtype), engine, (connectors, region, stack))
     side = side if area is None else staged(side, area, sends=False)
     return await _serve(DecodeDoor(setup.answers), side, engine, (setup, region, stack))
 
@@ -186,7 +199,7 @@ async def _prefill(setup: Setup, index: int, hub: LocalHub, stack: AsyncExitStac
     engine, connectors, region, area = _engine(setup, setup.model, setup.prefill_blocks, (hub, stack), faults)
     ref = WorkerRef(f"prefill-{index}", setup.epoch)
     layout = setup.real.layout if setup.real else setup.model.layout
-    side = _side(ref, layout, engine, (connectors, region, stack))
+    side = _side(ref, layout.sent_as(setup.transfer_dtype), engine, (connectors, region, stack))
     side = side if area is None else staged(side, area, sends=True)
     return await _serve(PrefillDoor(setup.run), side, engine, (setup, region, stack))
 
@@ -200,13 +213,13 @@ def _engine(
 ) -> tuple[Engine, list[Connector], SharedRegion, StagingArea | None]:
     hub, stack = around
     clock = MonotonicClock()
-    layout = setup.real.layout if setup.real else model.layout
-    region = SharedRegion((setup.staging_slots or num_blocks) * layout.block_bytes)
+    layout = (setup.real.layout if setup.real else model.layout).sent_as(setup.transfer_dtype)
+    region = SharedRegion((setup.staging_slots or num_blocks) * layout.sent_block_bytes)
     stack.callback(region.close)
     memory, area = region.buffer, None
-    if setup.staging_slots:
-        memory = memoryview(bytearray(num_blocks * layout.block_bytes))
-        area = StagingArea(HostDevice(memory, region.buffer), region, layout.block_bytes)
+    if setup.staging_slots or setup.transfer_dtype != AS_IT_IS:
+        memory = memoryview(bytearray(b"\xff") * (num_blocks * layout.block_bytes))  # NaN wherever nothing was written
+        area = StagingArea(_device(memory, region, layout, num_blocks), region, layout.sent_block_bytes)
         stack.callback(area.close)
     connectors: list[Connector]
     if setup.connector == "local":
@@ -222,6 +235,14 @@ def _engine(
     else:
         runner = FakeRunner(model, num_blocks, memory, step_s=setup.step_s)
     return Engine(runner, EngineConfig(setup.scheduler), clock), connectors, region, area
+
+
+def _device(memory: memoryview, region: SharedRegion, layout: KVLayout, num_blocks: int) -> DeviceMemory:
+    if layout.transfer_dtype == AS_IT_IS:
+        return HostDevice(memory, region.buffer)
+    cache = kv_tensor(memory, layout, num_blocks)
+    packing = choose("cpu", cache.dtype).packing(cache, cast("Form", layout.transfer_dtype))
+    return PackedMemory(cache, packing, region.buffer, layout.sent_block_bytes)
 
 
 def _side(
@@ -251,7 +272,7 @@ async def _serve(
     worker.start()
     channel = open_channel(f"127.0.0.1:{port}")
     stack.push_async_callback(channel.close)
-    return Served(side.ref, worker, server, channel, region, metrics)
+    return Served(side.ref, worker, server, channel, region, metrics, side.staging)
 
 
 @contextmanager

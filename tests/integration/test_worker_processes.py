@@ -89,11 +89,11 @@ class Cluster:
         self.processes: dict[str, asyncio.subprocess.Process] = {}
         self.reached: list[Reached] = []
 
-    async def start(self, kind: str, worker_id: str) -> Reached:
+    async def start(self, kind: str, worker_id: str, *flags: str) -> Reached:
         known = self.registry.infos.get(worker_id)
         argv = [sys.executable, "-P", "-m", "cli", kind, "--model", str(TINY), "--worker-id", worker_id]
         argv += ["--router", self._router, "--connector", self._connector, "--threads", "1", "--kv-memory", "8MiB"]
-        self.processes[worker_id] = await asyncio.create_subprocess_exec(*argv, "--log-level", "info", cwd="/")
+        self.processes[worker_id] = await asyncio.create_subprocess_exec(*argv, *flags, "--log-level", "info", cwd="/")
         info = await self.registry.life(worker_id, 0 if known is None else known.ref.epoch)
         self.reached.append(Reached(info))
         return self.reached[-1]
@@ -162,6 +162,33 @@ async def test_two_processes_give_the_tokens_of_one(connector: str) -> None:
         assert await made.end("p", signal.SIGTERM) == 0
         assert await made.end("d", signal.SIGINT) == 0
         assert made.registry.left == {"p", "d"}
+
+
+@pytest.mark.parametrize("connector", ["shm", "tcp"])
+async def test_two_processes_narrow_what_they_exchange_alike_or_not_at_all(connector: str) -> None:
+    async with cluster(connector) as made:
+        prefill, decode, exact = await asyncio.gather(
+            made.start("prefill", "p", "--kv-transfer-dtype", "int8"),
+            made.start("decode", "d", "--kv-transfer-dtype", "int8"),
+            made.start("decode", "e"),
+        )
+        assert prefill.info.layout == decode.info.layout == exact.info.layout.sent_as("int8")
+        decoding = Decoding(decode)
+        requests = [asked(index) for index in range(8)]
+        first = await asyncio.gather(*(through_both(prefill, decode, decoding, request) for request in requests))
+        assert [len(tokens) for tokens in first] == [12] * 8
+        again = [replace(request, request_id=f"again-{request.request_id}") for request in requests]
+        assert [await through_both(prefill, decode, decoding, request) for request in again] == first
+        prefilling = Prefilling(prefill)
+        await prefilling.run(asked(1), target(exact, "h-refused"))
+        await prefilling.first()
+        failed = (await prefilling.event()).handoff_failed
+        assert "kv layout differs in transfer_dtype: ours 'auto', theirs 'int8'" in failed.error.message
+        prefilling.call.cancel()
+        await decoding.close()
+        for worker_id in ("p", "d", "e"):
+            await made.registry.free(worker_id)
+            assert await made.end(worker_id, signal.SIGTERM) == 0
 
 
 async def test_a_killed_prefill_worker_does_not_take_a_decode_worker_with_it() -> None:

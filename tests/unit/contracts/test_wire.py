@@ -193,6 +193,10 @@ def test_worker_messages_round_trip():
         (lambda: wire.delta_from_pb(types_pb2.TokenDelta(logprobs=[types_pb2.TokenLogprob()])), "logprobs.rank"),
         (lambda: wire_handoff.worker_ref_from_pb(types_pb2.WorkerRef()), "worker_id"),
         (lambda: wire_handoff.layout_from_pb(types_pb2.KVLayout(dtype="int3")), "layout.dtype"),
+        (
+            lambda: wire_handoff.layout_from_pb(with_changes(PB_LAYOUT, transfer_dtype="int4")),
+            "layout.transfer_dtype",
+        ),
         (lambda: wire_handoff.reserve_from_pb(handoff_pb2.ReserveRequest()), "handoff_id"),
         (lambda: wire_handoff.reserve_from_pb(handoff_pb2.ReserveRequest(handoff_id="h")), "num_tokens"),
         (lambda: wire_commit.ticket_from_pb(handoff_pb2.Ticket()), "ticket.handoff_id"),
@@ -215,6 +219,14 @@ def test_missing_and_impossible_parts_are_named(read, field):
     with pytest.raises(InvalidRequest) as caught:
         read()
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("sent", [LAYOUT, LAYOUT.sent_as("int8"), LAYOUT.sent_as("fp8")])
+def test_how_blocks_travel_is_said_and_older_workers_send_them_as_they_are(sent):
+    message = wire_handoff.layout_to_pb(sent)
+    assert wire_handoff.layout_from_pb(message) == sent
+    message.ClearField("transfer_dtype")
+    assert wire_handoff.layout_from_pb(message).transfer_dtype == "auto"
 
 
 @pytest.mark.parametrize("kind", [Draining, Unavailable])

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from kernels.cpu.packing import NativePacking
-from kernels.packing import LARGEST, pack, packed_bytes, unpack
+from kernels.dispatch import REFERENCE
+from kernels.packing import LARGEST, TorchPacking, pack, packed_bytes, unpack
 
 SHAPES = [(1, 1, 1, 1), (2, 16, 3, 64), (3, 5, 2, 20), (4, 16, 1, 80)]
 DTYPES = [torch.float32, torch.bfloat16]
@@ -21,6 +22,12 @@ def cache_of(shape, dtype, seed=0):
     return blocks.to(dtype)
 
 
+def rows_of(num_rows, num_bytes):
+    """Rows with a byte between them, in an order of their own, and the memory that has them."""
+    memory = torch.full((num_rows, num_bytes + 1), 0xAB, dtype=torch.uint8)
+    return memory, [memory[i, :num_bytes] for i in reversed(range(num_rows))]
+
+
 @pytest.mark.parametrize("form", list(LARGEST))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
@@ -29,16 +36,28 @@ def test_bytes_and_values_are_those_of_the_truth(library, shape, dtype, form):
     ids = [4, 0, 3]
     native = NativePacking(library, cache, form)
     assert native.block_bytes == packed_bytes(*shape)
-    packed = torch.full((3 * native.block_bytes,), 0xAB, dtype=torch.uint8)
-    native.pack(ids, packed)
     truth = pack(cache[ids], form)
-    assert torch.equal(packed.view(3, -1), truth)
-    target = torch.full_like(cache, math.nan)
-    NativePacking(library, target, form).unpack(packed, [1, 5, 2])
     wanted = torch.full_like(cache[:3], math.nan)
     unpack(truth, wanted, form)
-    assert torch.equal(target[[1, 5, 2]], wanted)
-    assert target[[0, 3, 4]].isnan().all()
+    for packing in (native, TorchPacking(cache, form)):
+        memory, rows = rows_of(3, native.block_bytes)
+        packing.pack(ids, rows)
+        assert torch.equal(torch.stack(rows), truth)
+        assert bool((memory[:, -1] == 0xAB).all())
+        target = torch.full_like(cache, math.nan)
+        (NativePacking(library, target, form) if packing is native else TorchPacking(target, form)).unpack(
+            rows, [1, 5, 2]
+        )
+        assert torch.equal(target[[1, 5, 2]], wanted)
+        assert target[[0, 3, 4]].isnan().all()
+
+
+def test_the_kernels_of_a_machine_pack(library):
+    from kernels.cpu.kernels import native
+
+    cache = cache_of((2, 4, 1, 8), torch.float32)
+    assert isinstance(native(library).packing(cache, "int8"), NativePacking)
+    assert isinstance(REFERENCE.packing(cache, "int8"), TorchPacking)
 
 
 @pytest.mark.parametrize(("form", "digits"), [("int8", 0.5 / 127), ("fp8", 2**-4)])
@@ -67,35 +86,20 @@ def test_every_byte_of_a_form_is_read_and_written_as_torch_does(library, form):
     cache[0, 0, :] = whole
     native = NativePacking(library, cache, form)
     packed = torch.empty(native.block_bytes, dtype=torch.uint8)
-    native.pack([0], packed)
+    native.pack([0], [packed])
     assert torch.equal(packed.view(1, -1), pack(cache, form))
-
-
-def test_any_number_of_threads_makes_the_same_bytes(library):
-    cache = cache_of((3, 5, 2, 20), torch.bfloat16)
-    native = NativePacking(library, cache, "fp8")
-    threads, seen = torch.get_num_threads(), []
-    try:
-        for number in (1, 2, 5):
-            torch.set_num_threads(number)
-            packed = torch.empty(6 * native.block_bytes, dtype=torch.uint8)
-            native.pack(range(6), packed)
-            seen.append(packed)
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.equal(seen[0], seen[1]) and torch.equal(seen[0], seen[2])
 
 
 def test_what_does_not_fit_is_refused(library):
     cache = cache_of((2, 16, 3, 64), torch.float32)
     native = NativePacking(library, cache, "int8")
-    room = torch.empty(native.block_bytes, dtype=torch.uint8)
-    native.pack([], room)
-    for ids, packed in (([6], room), ([-1], room), ([0, 1], room), ([0], room.float())):
+    row = torch.empty(native.block_bytes, dtype=torch.uint8)
+    native.pack([], [])
+    for ids, rows in (([6], [row]), ([-1], [row]), ([0, 1], [row]), ([0], [row.float()]), ([0], [row[1:]])):
         with pytest.raises(ValueError):
-            native.pack(ids, packed)
+            native.pack(ids, rows)
         with pytest.raises(ValueError):
-            native.unpack(packed, ids)
+            native.unpack(rows, ids)
     for wrong in (cache[0], cache.half(), cache.transpose(3, 4)):
         with pytest.raises(ValueError):
             NativePacking(library, wrong, "int8")

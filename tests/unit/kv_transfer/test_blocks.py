@@ -1,5 +1,7 @@
 """Which blocks travel, and in which writes."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from contracts.errors import HandoffError, InternalError, TransferFailed
 from contracts.ticket import Grant
 from contracts.worker import ConnectorAddress
-from kv_transfer.blocks import Pusher, coalesce
+from kv_transfer.blocks import Pusher, block_ranges, coalesce
 from kv_transfer.links import Link
 
 PAIRS = st.integers(0, 12).flatmap(
@@ -55,3 +57,33 @@ async def test_a_grant_without_a_window_for_our_connector_is_refused(pair):
     grant = Grant("h", pair.p.ref, pair.d.ref, (0, 1, 2, 3), 0, 4.0, ((ConnectorAddress("tcp", "x:1"), 1),))
     with pytest.raises(TransferFailed, match="no window"):
         await pusher.push(link, grant)
+
+
+@pytest.mark.parametrize(("num_tokens", "cleared"), [(14, [(3, 2)]), (13, [(3, 1)]), (16, [])])
+async def test_unused_cells_are_cleared_once_before_the_last_block_travels(pair, num_tokens, cleared):
+    heard = []
+
+    async def blank(block_id, used):
+        heard.append((pair.source_blocks.index(block_id), used))
+
+    side = replace(pair.p, blank=blank)
+    pusher = Pusher(side, num_tokens, replace(pair.send, max_write_bytes=pair.layout.sent_block_bytes), "h")
+    link = Link(pair.d.ref, pair.source, pair.target.address())
+    key = pair.target.open_window(block_ranges(range(4), pair.layout))
+    grant = Grant("h", pair.p.ref, pair.d.ref, (0, 1, 2, 3), 0, 4.0, ((pair.target.address(), key),))
+    pusher.finish(pair.source_blocks)
+    stats = await pusher.push(link, grant)
+    assert heard == cleared
+    assert stats.num_blocks == 4
+
+
+async def test_bytes_are_counted_as_they_travel(pair):
+    layout = pair.layout.sent_as("int8")
+    assert layout.sent_block_bytes < layout.block_bytes
+    assert [r.length for r in block_ranges((2, 0), layout)] == [layout.sent_block_bytes] * 2
+    pusher = Pusher(replace(pair.p, layout=layout), pair.num_tokens, pair.send, "h")
+    link = Link(pair.d.ref, pair.source, pair.target.address())
+    key = pair.target.open_window(block_ranges(range(4), layout))
+    grant = Grant("h", pair.p.ref, pair.d.ref, (0, 1, 2, 3), 0, 4.0, ((pair.target.address(), key),))
+    pusher.finish(pair.source_blocks)
+    assert (await pusher.push(link, grant)).kv_bytes == 4 * layout.sent_block_bytes

@@ -71,6 +71,7 @@ UNLIKE = {
     "head_size": 2,
     "tp_size": 2,
     "hash_seed": 1,
+    "transfer_dtype": "int8",
     "protocol_version": 2,
 }
 

@@ -294,6 +294,34 @@ def test_a_copy_is_of_its_bytes_alone(stages):
     assert bytes(stage.device[:4]) == bytes([3, 4, 2, 3])
 
 
+class BlankDevice(GatedDevice):
+    def __init__(self, device, staging, loop):
+        super().__init__(device, staging, loop)
+        self.blanked = []
+
+    def blank(self, block_id, num_tokens):
+        self._loop.call_soon_threadsafe(self.begun.set)
+        self.gate.wait()
+        super().blank(block_id, num_tokens)
+        self.blanked.append((block_id, num_tokens))
+
+
+async def test_cells_are_cleared_to_the_end_also_for_one_who_is_cancelled(stages):
+    loop = asyncio.get_running_loop()
+    stage = stages(make=lambda device, staging: BlankDevice(device, staging, loop))
+    before = bytes(stage.device)
+    clearing = asyncio.ensure_future(stage.area.blank(2, 3))
+    await stage.memory.begun.wait()
+    clearing.cancel()
+    await asyncio.sleep(0)
+    assert (clearing.done(), stage.memory.blanked) == (False, [])
+    stage.memory.gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await clearing
+    assert stage.memory.blanked == [(2, 3)]
+    assert bytes(stage.device) == before  # where bytes travel as they are nothing need be cleared
+
+
 @pytest.mark.parametrize("sends", [True, False])
 async def test_a_side_on_a_device_sends_from_there_and_receives_into_slots(stages, sends):
     stage, hub, clock = stages(), LocalHub(), MonotonicClock()
@@ -302,6 +330,7 @@ async def test_a_side_on_a_device_sends_from_there_and_receives_into_slots(stage
     side = staged(plain, stage.area, sends=sends)
     assert (side.ref, side.layout, side.staging, plain.staging) == (plain.ref, layout, stage.area, None)
     assert [type(c) for c in side.connectors] == [StagedConnector]
+    assert (plain.blank, side.blank) == (None, stage.area.blank if sends else None)
     stage.region.buffer[:] = bytes(len(stage.region.buffer))
     slots, device = await plain.digester.digests([ByteRange(0, SLOT)]), hashed(stage.device[:SLOT])
     assert await side.digester.digests([ByteRange(0, SLOT)]) == ((device,) if sends else slots)

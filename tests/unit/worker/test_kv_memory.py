@@ -9,6 +9,7 @@ import torch
 
 from contracts.errors import ConfigError
 from contracts.kv_layout import KVLayout
+from kernels.packing import LARGEST, Form, pack
 from kv_transfer.staging import Copy
 from worker.kv_memory import make_kv_memory
 
@@ -61,3 +62,26 @@ def test_no_more_slots_than_blocks() -> None:
 def test_a_staging_area_without_a_block_is_refused() -> None:
     with pytest.raises(ConfigError, match=f"kv_staging: got {BLOCK - 1} bytes, a block of this model has {BLOCK}"):
         make_kv_memory(Loaded("gpu"), 2, BLOCK - 1)
+
+
+@pytest.mark.parametrize("form", list(LARGEST))
+def test_on_the_host_blocks_in_a_narrow_form_pass_through_a_staging_area(form: Form) -> None:
+    sent = LAYOUT.sent_as(form).sent_block_bytes
+    memory = make_kv_memory(Loaded(), 4, 3 * sent + 1, form)
+    assert memory.staging is not None
+    assert memory.own is not None
+    assert memory.buffer is memory.own.buffer
+    assert (memory.own.num_bytes, memory.staging.num_slots, memory.region.num_bytes) == (4 * BLOCK, 3, 3 * sent)
+    cache = torch.frombuffer(memory.own.buffer, dtype=torch.float32).view(4, 1, 2, 4, 1, 2)
+    cache[2] = torch.randn(1, 2, 4, 1, 2)
+    memory.staging._device.to_host([Copy(2 * sent, sent, sent)])
+    assert bytes(memory.region.buffer[sent : 2 * sent]) == bytes(pack(cache[2:3], form).numpy())
+    del cache
+    memory.close()
+    memory.close()
+
+
+def test_a_staging_area_is_asked_to_hold_a_narrow_block() -> None:
+    sent = LAYOUT.sent_as("fp8").sent_block_bytes
+    with pytest.raises(ConfigError, match=f"kv_staging: got {sent - 1} bytes, a block of this model has {sent}"):
+        make_kv_memory(Loaded(), 2, sent - 1, "fp8")

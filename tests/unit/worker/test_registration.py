@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from contracts.clock import VirtualClock
+from contracts.errors import ConfigError
 from contracts.kv_layout import KVLayout
 from contracts.worker import WorkerInfo, WorkerKind, WorkerLoad, WorkerRef
 from engine.build import ModelRuntimeConfig
@@ -51,3 +52,9 @@ async def test_a_worker_without_router_and_registry_says_so(routers, caplog):
     assert ["known nowhere" in record.getMessage() for record in warned] == [True] * (not routers)
     for announcer in announcers:
         await announcer.leave()
+
+
+@pytest.mark.parametrize(("flag", "value"), [("kv_transfer_dtype", "int4"), ("kv_staging_bytes", 0)])
+def test_how_kv_travels_is_checked(flag, value):
+    with pytest.raises(ConfigError, match=f"{flag}: got {value!r}, must be"):
+        WorkerConfig(worker_id="d0", model_name="m", model=ModelRuntimeConfig(Path("m")), **{flag: value})

@@ -517,6 +517,7 @@ class KVLayout(google.protobuf.message.Message):
     TP_SIZE_FIELD_NUMBER: builtins.int
     HASH_SEED_FIELD_NUMBER: builtins.int
     PROTOCOL_VERSION_FIELD_NUMBER: builtins.int
+    TRANSFER_DTYPE_FIELD_NUMBER: builtins.int
     model: builtins.str
     """Fingerprint of configuration and weights."""
     dtype: builtins.str
@@ -534,7 +535,9 @@ class KVLayout(google.protobuf.message.Message):
     hash_seed: builtins.int
     """Seed of the block hash chain."""
     protocol_version: builtins.int
-    """Version of the hand-off protocol."""
+    """Version of the hand-off protocol; 2 where transfer_dtype is a narrow form, else 1."""
+    transfer_dtype: builtins.str
+    """How blocks travel: "auto" (or nothing) as they are, "int8" or "fp8" in that narrow form."""
     def __init__(
         self,
         *,
@@ -547,8 +550,9 @@ class KVLayout(google.protobuf.message.Message):
         tp_size: builtins.int = ...,
         hash_seed: builtins.int = ...,
         protocol_version: builtins.int = ...,
+        transfer_dtype: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["block_size", b"block_size", "dtype", b"dtype", "hash_seed", b"hash_seed", "head_size", b"head_size", "model", b"model", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "protocol_version", b"protocol_version", "tp_size", b"tp_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_size", b"block_size", "dtype", b"dtype", "hash_seed", b"hash_seed", "head_size", b"head_size", "model", b"model", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "protocol_version", b"protocol_version", "tp_size", b"tp_size", "transfer_dtype", b"transfer_dtype"]) -> None: ...
 
 Global___KVLayout: typing_extensions.TypeAlias = KVLayout
 
