@@ -18,6 +18,7 @@ from tests.redis_process import require_redis_server
 
 pytestmark = [
     pytest.mark.long,
+    pytest.mark.timeout(400),
     pytest.mark.skipif(sys.platform != "linux", reason="needs loopback addresses beside 127.0.0.1"),
 ]
 WAYS = ("defaults", "one router, no Redis", "TLS")
@@ -48,7 +49,7 @@ def test_a_release_serves_and_ends(way, tmp_path):
     }
     router = rendered.one("Deployment", "router")
     (fetch,) = router["spec"]["template"]["spec"]["initContainers"]
-    subprocess.run(started([put(word, words) for word in (*fetch["command"], *fetch["args"])]), check=True, timeout=60)
+    subprocess.run(started([put(word, words) for word in (*fetch["command"], *fetch["args"])]), check=True, timeout=120)
     with ExitStack() as stack:
 
         def start(part, last):
