@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slow
 HASTY = LifecycleConfig(drain_limit_s=6.0, finish_share=0.0)  # how long an answer takes here is nobody's promise
 PATIENT = LifecycleConfig(drain_limit_s=12.0, finish_share=0.6)  # on decode-1
 NUM_CLIENTS = 6
-LENGTHS = (8, 60, 900)  # most are under way at the last, which takes many times as long as a farewell
+LENGTHS = (8, 60, 700)  # most are under way at the last, which takes many times as long as a farewell
 LIMIT_S = 60.0
 
 
@@ -173,6 +173,7 @@ async def load(made: Rolling) -> AsyncIterator[Load]:
             await asyncio.gather(*clients)
 
 
+@pytest.mark.timeout(300)  # four drains and four starts, one after the other
 async def test_a_rolling_restart_under_load_fails_no_request(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         made = Rolling(Setup("shm"), await stack.enter_async_context(Nursery(tmp_path)))
