@@ -40,7 +40,7 @@ check: env proto-check  ## format, lint, types, import floors, architecture, gen
 CORE := --cov=engine.kv --cov=engine.scheduling --cov=kv_transfer
 coverage: env    ## every branch of the KV books, the scheduler and the hand-off is tested
 	$(PYTEST) -q $(CORE) --cov-branch --cov-fail-under=100 --cov-report=term-missing:skip-covered \
-	  tests/unit/engine tests/unit/kv_transfer tests/contract/test_connector.py tests/property/test_block_pool.py \
+	  tests/unit/engine tests/unit/kv_transfer tests/contract/test_connector.py tests/contract/test_nixl.py tests/property/test_block_pool.py \
 	  tests/property/test_prefix_cache.py tests/property/test_scheduler.py tests/property/test_engine.py tests/property/test_handoff.py
 
 up: env          ## a local cluster in the foreground, until Ctrl-C

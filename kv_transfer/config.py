@@ -17,8 +17,9 @@ ENVIRONMENT = {
 def find_dead_peers_ourselves() -> None:
     """UCX does not look for dead peers, unless the user said otherwise. It reads this when an agent is made.
 
-    On one host its look marks the dead peer's endpoint as failed, and what is being sent there at that moment ends the whole
-    process ("Fatal: unexpected error: Endpoint timeout"). The control connection hears of a death at once.
+    On one host its look marks the dead peer's endpoint as failed, and what is being sent there at that moment ends the process
+    that NIXL has ("Fatal: unexpected error: Endpoint timeout"). Without it that happens, too, but the control connection hears of a
+    death at once.
     """
     os.environ.setdefault("UCX_KEEPALIVE_INTERVAL", "inf")  # noqa: TID251
 

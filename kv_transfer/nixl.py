@@ -77,7 +77,7 @@ class _Lives:
         self._thread.join()
 
     def _keep(self) -> None:
-        while not self._closing.is_set():
+        while True:
             try:
                 self._one()
             except (OSError, TransferFailed) as error:

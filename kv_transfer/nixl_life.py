@@ -25,16 +25,15 @@ from dataclasses import dataclass
 
 from contracts.errors import TransferFailed
 from kv_transfer.nixl_orders import (
-    OUTCOMES,
+    BEGINNINGS,
+    DONES,
     QUESTIONS,
     Answer,
     Ask,
     Begin,
-    Done,
     Enter,
     Entered,
     Finish,
-    Leave,
     Left,
     Order,
     Question,
@@ -90,7 +89,7 @@ class Life:
     def await_ready(self) -> None:
         """Until it takes orders. TransferFailed when it will not; then, too, `serve` must be called."""
         raw = receive(self._talk) if wait_readable(self._talk, _START_S) else None
-        said = None if raw is None else OUTCOMES.decode(raw)
+        said = None if raw is None else BEGINNINGS.decode(raw)
         if isinstance(said, Refused):
             raise TransferFailed(said.reason)
         if not isinstance(said, Ready):
@@ -102,11 +101,10 @@ class Life:
     def serve(self) -> str:
         """Take in outcomes until the process is over and reaped; says how it ended."""
         while (raw := receive(self._talk)) is not None:
-            said = OUTCOMES.decode(raw)
-            if isinstance(said, Done):
-                with self._lock:
-                    waiting = self._orders.pop(said.number)
-                _settle(waiting, said.failed)
+            done = DONES.decode(raw)
+            with self._lock:
+                waiting = self._orders.pop(done.number)
+            _settle(waiting, done.failed)
         self.kill()
         ended = _ending(self._process.wait())
         self._asked.join()
@@ -173,7 +171,7 @@ class Life:
                 if window is not None and may:
                     self._inside.setdefault(question.key, []).append(window)
                 return Entered(may)
-            case Leave():
+            case _:
                 self._left(question.key)
                 return Left()
 

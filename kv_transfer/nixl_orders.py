@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kv_transfer.connector import ByteRange, Write
+from kv_transfer.connector import Write
 
 LENGTH = struct.Struct("<I")
 _MOST_BYTES = 1 << 28
@@ -122,7 +122,8 @@ Answer = Ranges | Entered | Left
 _ENCODER = msgspec.msgpack.Encoder()
 BEGINS = msgspec.msgpack.Decoder(Begin)
 ORDERS = msgspec.msgpack.Decoder(Order)
-OUTCOMES = msgspec.msgpack.Decoder(Outcome)
+BEGINNINGS = msgspec.msgpack.Decoder(Ready | Refused)
+DONES = msgspec.msgpack.Decoder(Done)
 QUESTIONS = msgspec.msgpack.Decoder(Question)
 RANGES = msgspec.msgpack.Decoder(Ranges)
 ENTERED = msgspec.msgpack.Decoder(Entered)
@@ -149,11 +150,6 @@ def receive(sock: socket.socket) -> bytes | None:
 def flat(writes: Sequence[Write]) -> list[tuple[int, int, int]]:
     """Writes as Carry has them."""
     return [(w.source_offset, w.target_offset, w.length) for w in writes]
-
-
-def ranges_of(answer: Ranges) -> tuple[ByteRange, ...] | None:
-    """The ranges of a window; None where there is none."""
-    return None if answer.ranges is None else tuple(ByteRange(*pair) for pair in answer.ranges)
 
 
 def _exactly(sock: socket.socket, num_bytes: int) -> bytes | None:

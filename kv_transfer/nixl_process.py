@@ -47,7 +47,6 @@ from kv_transfer.nixl_orders import (
     Ready,
     Refused,
     pack,
-    ranges_of,
     receive,
 )
 from observability.log import configure_logging
@@ -67,8 +66,8 @@ class _WorkersWindows:
 
     def get(self, key: int) -> _WorkersWindow | None:
         """See Gates."""
-        ranges = ranges_of(RANGES.decode(self.ask(Ask(key))))
-        return None if ranges is None else _WorkersWindow(self, key, ranges)
+        ranges = RANGES.decode(self.ask(Ask(key))).ranges
+        return None if ranges is None else _WorkersWindow(self, key, tuple(ByteRange(*pair) for pair in ranges))
 
     def ask(self, question: Question) -> bytes:
         """The answer."""

@@ -16,11 +16,18 @@ from kv_transfer import nixl, nixl_life
 from kv_transfer.connector import ByteRange, Write
 from kv_transfer.listener import TargetLimits
 from kv_transfer.nixl import NixlConnector
-from kv_transfer.nixl_agent import has_rdma, why_not
+from kv_transfer.nixl_agent import Place, has_rdma, why_not
 from kv_transfer.nixl_target import PIECE_BYTES, pieces
-from kv_transfer.nixl_wire import pack_ask, receive_ask, receive_introduction
+from kv_transfer.nixl_wire import (
+    MAX_WRITES,
+    Introduction,
+    pack_ask,
+    pack_introduction,
+    receive_ask,
+    receive_introduction,
+)
 from kv_transfer.region import SharedRegion
-from kv_transfer.tcp_wire import BadFrame
+from kv_transfer.tcp_wire import HEADER_BYTES, BadFrame
 from tests.contract.test_connector import (
     BIG,
     ROOT,
@@ -126,6 +133,27 @@ async def landed(source, target):
     key = target.connector.open_window([ByteRange(0, 10)])
     await source.connector.write(target.address, key, [Write(0, 0, 10)])
     assert target.connector.close_window(key)
+
+
+def has_ucx(pid):
+    return "libucp" in Path(f"/proc/{pid}/maps").read_text()
+
+
+async def test_no_ucx_is_loaded_here():
+    """So there is none that could end this process."""
+    async with end(connector) as target, end(connector) as source:
+        await landed(source, target)
+        assert has_ucx(its_process(target.connector).pid)
+        assert not has_ucx("self")
+
+
+async def test_closing_waits_for_what_is_under_way():
+    async with end(connector, BIG) as target, end(connector, BIG) as source:
+        key = target.connector.open_window([ByteRange(0, BIG)])
+        writing = asyncio.ensure_future(source.connector.write(target.address, key, [Write(0, 0, BIG)]))
+        await asyncio.sleep(0)
+        await source.connector.close()
+        assert writing.done()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
@@ -323,6 +351,15 @@ def test_frames_round_trip_and_refuse_what_is_none():
         one.sendall(bad)
         with pytest.raises(BadFrame, match="do not add up"):
             receive_ask(other, 2**41, 1.0)
+        one.sendall(pack_ask(1, [Write(0, 0, 0)] * (MAX_WRITES + 1))[:HEADER_BYTES])
+        with pytest.raises(BadFrame, match="beyond all limits"):
+            receive_ask(other, 1, 1.0)
+        who = Introduction("it", b"metadata", Place(2**40, 2**30, "VRAM", 3))
+        one.sendall(pack_introduction(who))
+        assert receive_introduction(other, 1.0) == who
+        one.sendall(pack_introduction(Introduction("it", b"", Place(0, 1, "DISK"))))
+        with pytest.raises(BadFrame, match="'DISK' cannot be read"):
+            receive_introduction(other, 1.0)
         one.sendall(b"x" * 100)
         with pytest.raises(BadFrame, match="introduce"):
             receive_introduction(other, 1.0)

@@ -39,7 +39,7 @@ SAMPLED = SamplingParams(temperature=1.0, top_p=0.9, seed=7, logprobs=2)
 
 
 @pytest.mark.parametrize("staging_slots", [0, 24])
-@pytest.mark.parametrize("connector", ["local", "shm", "tcp", pytest.param("nixl", marks=pytest.mark.long)])
+@pytest.mark.parametrize("connector", ["local", "shm", "tcp", "nixl"])
 async def test_many_requests_at_once_get_their_own_tokens(connector: str, staging_slots: int) -> None:
     if connector == "nixl" and why_not() is not None:
         pytest.skip(why_not() or "")
