@@ -244,6 +244,15 @@ def test_a_drain_is_waited_for(tmp_path):
     assert said == "drained\n" and process.returncode == 5
 
 
+def test_a_stop_that_comes_before_the_process_is_there_ends_it_all():
+    """As process 1 a shell without a trap would not hear it: Docker would kill what has not been drained, after its grace."""
+    shell, flag, script, _ = SERVICES["decode"]["entrypoint"]
+    trap, start = script.splitlines()[:2]
+    assert "&" in start
+    asked = subprocess.run([shell, flag, f"{trap}\nkill -TERM $$\n{start}", "true"], check=False)
+    assert asked.returncode == 143  # nothing was started
+
+
 @pytest.mark.parametrize("text", [COMPOSE, GPU], ids=["CPU", "GPU"])
 def test_what_both_pools_have_comes_before_what_one_has(text, tmp_path):
     file = filled(text, WORKER_FLAGS="--quantization int8 --max-model-len 512", DECODE_FLAGS="--max-model-len 256")
