@@ -97,6 +97,7 @@ class _Lives:
                 life.kill()
         try:
             life.await_ready()
+            self._pause_s = _FIRST_PAUSE_S  # only what does not even start waits longer and longer
             if not self._first.done():
                 self._first.set_result(None)
         finally:

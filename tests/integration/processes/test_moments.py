@@ -96,7 +96,7 @@ async def test_over_shared_memory(shm: Cluster, waits: Waits, how: str, who: str
     await play(shm, waits, how, who, when)
 
 
-@pytest.mark.long
+@pytest.mark.long  # its pairs take long to meet: `mid_prefill` of a fresh pair is over before its KV has somewhere to go
 @pytest.mark.parametrize("when", ["mid_prefill", "mid_transfer", "before_commit"])
 @pytest.mark.parametrize("who", ["prefill", "decode"])
 @pytest.mark.parametrize("how", ["kill", "stop", "cut"])
