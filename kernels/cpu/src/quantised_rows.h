@@ -5,6 +5,8 @@
 //
 // What a weight is, and why a row has the same bits in all company, is in quantised_tile.h.
 #pragma once
+#include <limits>
+
 #include "quantised_tile.h"
 #include "stealing.h"
 
@@ -26,15 +28,17 @@ template <class T, int32_t K>
 inline void quantise(const T* x, int n, XGroup& out) {
     const V a = n >= LANES ? V::load(x) : V::load(x, n);
     const V b = n == GROUP ? V::load(x + LANES) : n > LANES ? V::load(x + LANES, n - LANES) : V::zero();
-    const V zero = V::zero();
-    const float most = largest(V::max(V::max(a, zero - a), V::max(b, zero - b)));
-    const float poison = sum(V::fma(b, zero, a * zero));
-    out.scale = most / 127.0f + poison;
-    const V inverse = V::of(poison == 0 && most > 0x1p-100f ? 127.0f / most : 0.0f);
-    const Ints first = Ints::rounded(poison == 0 ? a * inverse : zero), second = Ints::rounded(poison == 0 ? b * inverse : zero);
+    // Magnitudes in the order of their bits: infinity is above all numbers, NaN above that.
+    const int32_t bits = Ints::max(Ints::magnitude(a), Ints::magnitude(b)).largest();
+    const bool finite = bits < 0x7f800000;
+    float most;
+    std::memcpy(&most, &bits, WORD);
+    out.scale = finite ? most / 127.0f : std::numeric_limits<float>::quiet_NaN();
+    const V inverse = V::of(finite && most > 0x1p-100f ? 127.0f / most : 0.0f);
+    const Ints first = Ints::rounded(finite ? a * inverse : V::zero()), second = Ints::rounded(finite ? b * inverse : V::zero());
     first.store(out.q);
     second.store(out.q + LANES);
-    const int32_t total = first.sum() + second.sum();
+    const int32_t total = (first + second).sum();
     if constexpr (Format<K>::SYMMETRIC)
         out.offset = -Format<K>::ZERO * total;
     else
@@ -116,8 +120,8 @@ void quantised_linear(Team& team, const LinearCall<T>& call, XGroup* scratch) {
         const int64_t tiles = cut.tiles(chunk);
         for (int64_t t = 0; t < tiles; ++t) {
             const Range rows = cut.tile(chunk, t);
-            // The first tile reads from memory; a second has time to ask for all that comes after.
-            const PanelsAt at{here, more && t == (tiles > 1) ? next : nullptr, tiles > 1 && t == 1 ? groups : GROUPS_AHEAD<K>};
+            const bool asks = more && t < beside;
+            const PanelsAt at{here, asks ? next + t * bytes : nullptr, tiles == 1};
             quantised_tile_of<K>(int(rows.end - rows.begin), unit < wide)(at, scratch + rows.begin * groups, groups, sums);
             finish(call, sums, rows, panel, unit < wide ? beside : 1);
         }

@@ -10,7 +10,11 @@ struct Ints {
     static Ints of(int32_t x) { return {_mm512_set1_epi32(x)}; }
     V floats() const { return {_mm512_cvtepi32_ps(v)}; }
     static Ints rounded(V x) { return {_mm512_cvtps_epi32(x.v)}; }
+    static Ints magnitude(V x) { return {_mm512_and_si512(_mm512_castps_si512(x.v), _mm512_set1_epi32(0x7fffffff))}; }
+    static Ints max(Ints a, Ints b) { return {_mm512_max_epi32(a.v, b.v)}; }
+    friend Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.v, b.v)}; }
     int32_t sum() const { return _mm512_reduce_add_epi32(v); }
+    int32_t largest() const { return _mm512_reduce_max_epi32(v); }
     void store(int8_t* p) const { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(v)); }
 };
 inline V load_half(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
@@ -52,6 +56,18 @@ struct Ints {
     static Ints of(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
     V floats() const { return {_mm256_cvtepi32_ps(a), _mm256_cvtepi32_ps(b)}; }
     static Ints rounded(V x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+    static Ints magnitude(V x) {
+        const __m256i mask = _mm256_set1_epi32(0x7fffffff);
+        return {_mm256_and_si256(_mm256_castps_si256(x.a), mask), _mm256_and_si256(_mm256_castps_si256(x.b), mask)};
+    }
+    static Ints max(Ints x, Ints y) { return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)}; }
+    friend Ints operator+(Ints x, Ints y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+    int32_t largest() const {
+        const __m256i eight = _mm256_max_epi32(a, b);
+        const __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+        const __m128i two = _mm_max_epi32(four, _mm_unpackhi_epi64(four, four));
+        return _mm_cvtsi128_si32(_mm_max_epi32(two, _mm_shuffle_epi32(two, 1)));
+    }
     int32_t sum() const {
         const __m256i eight = _mm256_add_epi32(a, b);
         const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
@@ -116,6 +132,24 @@ struct Ints {
     }
     static Ints rounded(const V& x) {
         return each([&](int i) { return int32_t(std::nearbyint(x.v[i])); });
+    }
+    static Ints magnitude(const V& x) {
+        return each([&](int i) {
+            int32_t bits;
+            std::memcpy(&bits, &x.v[i], WORD);
+            return bits & 0x7fffffff;
+        });
+    }
+    static Ints max(const Ints& a, const Ints& b) {
+        return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+    }
+    friend Ints operator+(const Ints& a, const Ints& b) {
+        return each([&](int i) { return a.v[i] + b.v[i]; });
+    }
+    int32_t largest() const {
+        int32_t most = v[0];
+        for (int32_t x : v) most = x > most ? x : most;
+        return most;
     }
     int32_t sum() const {
         int32_t total = 0;

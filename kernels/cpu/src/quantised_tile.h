@@ -95,15 +95,14 @@ inline __attribute__((always_inline)) void add_group(V (&sums)[R][P], const Pane
     }
 }
 
-// Groups between a panel's asking and its use: enough to hide memory, few enough to stay in the first-level cache.
-template <int32_t K>
-constexpr int64_t GROUPS_AHEAD = 64 / Format<K>::LINES;
+// Lines between a panel's asking and its use, those of panels beside each other together: enough to hide memory.
+constexpr int64_t LINES_AHEAD = 256;
 
-// Where a tile's panels are, side by side, and what it asks memory for: its own groups, `distance` ahead, and at the end the first
-// ones of those panels that the thread reads next (null: of none).
+// Where a tile's panels are, side by side, and what it asks memory for. A unit's only tile: its own groups, some lines ahead, and at
+// the end the first ones of the panels that the thread reads next. Tile t of several: panel t of those. Null: of none.
 struct PanelsAt {
     const char *here, *next;
-    int64_t distance;
+    bool only;
 };
 
 // Writes sums [R][P][16].
@@ -114,7 +113,8 @@ void quantised_tile(PanelsAt at, const XGroup* x, int64_t groups, float* out) {
     PanelOf<K> panels[P];
     for (int p = 0; p < P; ++p) panels[p] = PanelOf<K>(at.here + p * bytes, groups);
     const PanelOf<K> next(at.next ? at.next : at.here, groups);
-    const int64_t distance = at.distance < groups ? at.distance : groups;
+    const int64_t wanted = LINES_AHEAD / (F::LINES * P), own = wanted < groups ? wanted : groups;
+    const int64_t distance = at.only ? own : at.next ? groups : 0, stride = at.next && !at.only ? 0 : bytes;
     V sums[R][P];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
@@ -126,7 +126,7 @@ void quantised_tile(PanelsAt at, const XGroup* x, int64_t groups, float* out) {
             add_group<K, R, P>(sums, panels, x, group, panels[0].lines + ahead * F::GROUP_BYTES, bytes);
         } else {
             __builtin_prefetch(next.scales + (ahead - groups) * F::SCALES, 0, 2);
-            add_group<K, R, P>(sums, panels, x, group, next.lines + (ahead - groups) * F::GROUP_BYTES, bytes);
+            add_group<K, R, P>(sums, panels, x, group, next.lines + (ahead - groups) * F::GROUP_BYTES, stride);
         }
     }
 #pragma GCC unroll 16
