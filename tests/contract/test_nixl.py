@@ -58,6 +58,7 @@ def connector():
     return NixlConnector(limits=QUICK)
 
 
+@pytest.mark.long  # once, on a crowded machine, it did not end within two minutes: not known yet why
 def test_agents_in_one_process():
     """In a process of its own, which UCX may end."""
     file = Path(__file__).with_name("nixl_agents.py")
