@@ -6,11 +6,10 @@
 // Both cut positions at the same places, compute a split alike (attention_tile.h) and merge in the order of positions. So a row has the
 // same bits whatever chunk it comes in, whatever shares its step, however many threads there are.
 #pragma once
-#include "attention_units.h"
-#include "attention_write.h"
+#include <optional>
 
-// Keys and values of so many positions are in the first-level cache at once while a single row attends.
-constexpr int64_t KEY_STRIP = 2 * LANES, VALUE_STRIP = 4 * LANES;
+#include "attention_stream.h"
+#include "attention_write.h"
 
 template <class T>
 class Attending {
@@ -44,86 +43,60 @@ class Attending {
     const Plan plan;
     const OwnScratch own;
     const int64_t words, columns, width;
+    Stream<T> stream{own.asked};
 
     T* weights() const { return (T*)own.weights; }
 
-    // One split of a single row, for some KV heads. While keys are read, the values behind them are asked for; then the next keys.
+    // One split of a single row, for some KV heads: all keys, then all values, tile by tile.
     void split(const Work& work, int64_t unit, const Work* next, int64_t next_unit) {
-        const Segment& segment = *work.segment;
-        const Cells<T> cells(step, segment, layer);
         const Single at = plan.single_unit(work, unit);
-        const int64_t group = step.group(), base = at.split * SPLIT, heads = at.heads.end - at.heads.begin;
+        const int64_t group = step.group(), base = at.split * SPLIT, heads = at.heads.end - at.heads.begin, rows = heads * group;
         const Range seen{at.seen.begin - base, at.seen.end - base};
-        const Range groups{seen.begin / LANES * LANES, (seen.end + LANES - 1) / LANES * LANES};
-        for (int64_t from = groups.begin; from < groups.end; from += KEY_STRIP) {
-            const int64_t count = std::min(KEY_STRIP, groups.end - from);
-            ask(cells, clip(at.seen, base + from, count), at.heads, step.to_values());
-            for (int64_t h = 0; h < heads; ++h) {
-                const int64_t head = at.heads.begin + h;
-                HeadCells<T>(cells, at.seen, head * step.head_size).keys(base + from, count, own.keys);
-                const T* q = in.rows + segment.first_row * in.stride + head * group * step.head_size;
-                for (int64_t r = 0; r < group; r += TILE_ROWS) {
-                    float* scores = own.scores + (h * group + r) * SPLIT + from;
-                    const int rows = int(std::min<int64_t>(TILE_ROWS, group - r));
-                    add_scores(own.keys, words, q + r * step.head_size, rows, step.scale, {0, count}, scores);
-                }
+        const T* q = in.rows + work.segment->first_row * in.stride + at.heads.begin * group * step.head_size;
+        const UnitTiles<T> now(Cells<T>(step, *work.segment, layer), at);
+        std::optional<UnitTiles<T>> then;
+        if (next && next->segment->num_rows == 1) then.emplace(Cells<T>(step, *next->segment, layer), plan.single_unit(*next, next_unit));
+        stream.begin(&now, then ? &*then : nullptr);
+        int64_t tile = 0;
+        for (int64_t from = now.groups.begin; from < now.groups.end; from += STRIP)
+            for (int64_t h = 0; h < heads; ++h, ++tile) {
+                const int64_t count = std::min(STRIP, now.groups.end - from);
+                Asking asking = stream.at(tile);
+                HeadCells<T>(now.cells, at.seen, (at.heads.begin + h) * step.head_size).keys(from, count, own.keys);
+                for (int64_t r = h * group; r < (h + 1) * group; r += TILE_ROWS)
+                    add_scores(own.keys, words, q + r * step.head_size, int(std::min<int64_t>(TILE_ROWS, (h + 1) * group - r)), step.scale,
+                               {0, count}, own.scores + r * SPLIT + from - base, asking);
+                asking.rest();
             }
+        const Partial to = plan.partial(work, at.split, at.heads.begin * group);
+        for (int64_t r = 0; r < rows; ++r) {
+            const Partial row = plan.partial(work, at.split, at.heads.begin * group + r);
+            const Softmax found = softmax(own.scores + r * SPLIT, seen, weights() + r * SPLIT);
+            *row.largest = found.largest;
+            *row.sum = found.sum;
         }
-        Single ahead{};
-        if (next && next->segment->num_rows == 1) ahead = plan.single_unit(*next, next_unit);
-        for (int64_t h = 0; h < heads; ++h) {
-            const int64_t head = at.heads.begin + h;
-            const Partial to = plan.partial(work, at.split, head * group);
-            for (int64_t r = 0; r < group; ++r) {
-                float* scores = own.scores + (h * group + r) * SPLIT;
-                const Partial row = plan.partial(work, at.split, head * group + r);
-                const Softmax found = softmax(scores, seen, weights() + r * SPLIT);
-                *row.largest = found.largest;
-                *row.sum = found.sum;
+        std::fill(to.values, to.values + rows * width, 0.0f);
+        for (int64_t from = now.groups.begin; from < now.groups.end; from += STRIP)
+            for (int64_t h = 0; h < heads; ++h, ++tile) {
+                const int64_t count = std::min(STRIP, now.groups.end - from);
+                Asking asking = stream.at(tile);
+                HeadCells<T>(now.cells, at.seen, (at.heads.begin + h) * step.head_size + step.to_values()).values(from, count, own.values);
+                for (int64_t r = h * group; r < (h + 1) * group; r += TILE_ROWS)
+                    one_strip(int(std::min<int64_t>(TILE_ROWS, (h + 1) * group - r)), seen, {from - base, from - base + count},
+                              weights() + r * SPLIT, to.values + r * width, asking);
+                asking.rest();
             }
-            std::fill(to.values, to.values + group * width, 0.0f);
-            const HeadCells<T> values(cells, at.seen, head * step.head_size + step.to_values());
-            for (int64_t from = groups.begin; from < groups.end; from += VALUE_STRIP) {
-                const int64_t count = std::min(VALUE_STRIP, groups.end - from);
-                if (ahead.seen.end) ask_ahead(*next, ahead, h * SPLIT + from, count, heads);
-                values.values(base + from, count, own.values);
-                for (int64_t r = 0; r < group; r += TILE_ROWS)
-                    one_strip(int(std::min<int64_t>(TILE_ROWS, group - r)), seen, {from, from + count}, weights() + r * SPLIT, to.values + r * width);
-            }
-        }
     }
 
-    void one_strip(int rows, Range seen, Range strip, const T* weights, float* sums) {
+    void one_strip(int rows, Range seen, Range strip, const T* weights, float* sums, Asking& asking) {
         Range all[TILE_ROWS];
         std::fill(all, all + rows, seen);
         const char* lines = own.values - strip.begin / StepOf<T>::INPUTS * columns * LINE;
-        add_values(ValueCall<T>{lines, columns, weights, sums}, all, rows, strip);
+        add_values(ValueCall<T>{lines, columns, weights, sums}, all, rows, strip, asking);
     }
 
     static Range clip(Range range, int64_t from, int64_t count) {
         return {std::max(range.begin, from), std::min(range.end, from + count)};
-    }
-
-    // A word with the memory system about cells that are needed soon.
-    void ask(const Cells<T>& cells, Range positions, Range heads, int64_t offset) const {
-        const int64_t elements = (heads.end - heads.begin) * step.head_size;
-        // All heads of a run of positions lie together.
-        const bool whole = elements == step.cell();
-        for (int64_t at = positions.begin, run; at < positions.end; at += run) {
-            run = cells.run(at, positions.end);
-            const T* first = cells.at(at) + offset + heads.begin * step.head_size;
-            for (int64_t i = 0; i < (whole ? 1 : run); ++i) {
-                const char* from = (const char*)(first + i * step.cell());
-                const char* end = from + (whole ? run : 1) * elements * sizeof(T);
-                for (; from < end; from += LINE) __builtin_prefetch(from, 0, 2);
-            }
-        }
-    }
-    // The share of the next unit's keys that belongs to `count` of this one's `heads` · SPLIT positions.
-    void ask_ahead(const Work& next, const Single& ahead, int64_t from, int64_t count, int64_t heads) const {
-        const Cells<T> cells(step, *next.segment, layer);
-        const int64_t first = ahead.split * SPLIT + from / heads;
-        ask(cells, clip(ahead.seen, first, (count + heads - 1) / heads), ahead.heads, 0);
     }
 
     void merge_splits(const Work& work, int64_t head) {
@@ -168,12 +141,13 @@ class Attending {
             groups.end = std::max(groups.end, (seen[r].end + LANES - 1) / LANES * LANES);
         }
         if (groups.begin >= groups.end) return;
-        add_scores(own.keys, words, (const T*)own.queries + row * step.head_size, rows, step.scale, groups, own.scores);
+        Asking none{nullptr, nullptr};
+        add_scores(own.keys, words, (const T*)own.queries + row * step.head_size, rows, step.scale, groups, own.scores, none);
         Softmax found[TILE_ROWS];
         for (int r = 0; r < rows; ++r)
             if (seen[r].begin < seen[r].end) found[r] = softmax(own.scores + r * SPLIT, seen[r], weights() + r * SPLIT);
         std::fill(own.sums, own.sums + rows * width, 0.0f);
-        add_values(ValueCall<T>{own.values, columns, weights(), own.sums}, seen, rows, {0, SPLIT});
+        add_values(ValueCall<T>{own.values, columns, weights(), own.sums}, seen, rows, {0, SPLIT}, none);
         for (int r = 0; r < rows; ++r) {
             if (seen[r].begin >= seen[r].end) continue;
             const Partial now{own.sums + r * width, &found[r].largest, &found[r].sum}, so_far = state(row + r);

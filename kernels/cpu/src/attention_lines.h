@@ -54,6 +54,16 @@ inline void key_lines(const T* const rows[LANES], int64_t words, char* lines) {
     for (int i = 0; i < LANES; ++i) r[i] = _mm512_maskz_loadu_epi32(mask, (const char*)rows[i] + w * WORD);
     transpose16(r, lines + w * LINE, int(words - w));
 }
+// As above, of rows that lie `stride` bytes apart: their addresses fit in registers.
+inline void key_lines(const char* first, int64_t stride, int64_t words, char* lines) {
+    const char* of[4];
+    for (int64_t w = 0; w + LANES <= words; w += LANES) {
+        for (int i = 0; i < 4; ++i) of[i] = first + 4 * i * stride + w * WORD;
+        __m512i r[LANES];
+        for (int i = 0; i < LANES; ++i) r[i] = _mm512_loadu_si512(of[i / 4] + i % 4 * stride);
+        transpose16(r, lines + w * LINE, LANES);
+    }
+}
 #else
 template <class T>
 inline void key_lines(const T* const rows[LANES], int64_t words, char* lines) {
@@ -95,8 +105,7 @@ class HeadCells {
 
     // The cells of count positions from `position` on.
     void rows(int64_t position, int count, const T** out) const {
-        const int64_t block = cells_.step.block_size;
-        if (position >= range_.begin && position + count <= range_.end && position % block + count <= block) {
+        if (in_one(position, count)) {
             const T* first = cells_.at(position) + offset_;
             for (int i = 0; i < count; ++i) out[i] = first + i * cells_.step.cell();
             return;
@@ -113,6 +122,14 @@ class HeadCells {
         for (int64_t i = 0; i < count; i += LANES, lines += words * LINE) {
             const T* rows_of[LANES];
             rows(from + i, LANES, rows_of);
+#if defined(DT_AVX512)
+            const char* first = (const char*)rows_of[0];
+            const int64_t stride = cells_.step.cell() * sizeof(T);
+            if (in_one(from + i, LANES) && words % LANES == 0) {
+                key_lines(first, stride, words, lines);
+                continue;
+            }
+#endif
             key_lines(rows_of, words, lines);
         }
     }
@@ -128,6 +145,12 @@ class HeadCells {
     }
 
    private:
+    // Whether count positions exist and lie in one block, evenly spaced.
+    bool in_one(int64_t position, int64_t count) const {
+        const int64_t block = cells_.step.block_size;
+        return position >= range_.begin && position + count <= range_.end && position % block + count <= block;
+    }
+
     const Cells<T>& cells_;
     Range range_;
     int64_t offset_;

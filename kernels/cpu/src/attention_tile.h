@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "attention_lines.h"
+#include "attention_ahead.h"
 
 constexpr int64_t SPLIT = 256;
 #if defined(DT_BF16)
@@ -29,20 +29,24 @@ constexpr int columns_beside(int) { return 1; }
 
 // scores[r][16 · p …] = scale · q[r] · keys, for R rows of q, one behind the other, and P groups of sixteen positions.
 template <class T, int R, int P>
-void score_tile(const char* lines, int64_t words, const T* q, float scale, float* scores) {
+void score_tile(const char* lines, int64_t words, const T* q, float scale, float* scores, Asking& asking) {
     using Step = typename StepOf<T>::Step;
     V sums[R][P];
     for (int r = 0; r < R; ++r)
         for (int p = 0; p < P; ++p) sums[r][p] = V::zero();
     const char* x = (const char*)q;
+    // A copy stays in registers.
+    Asking ask = asking;
     for (int64_t w = 0; w < words; ++w, lines += LINE, x += WORD) {
         typename Step::Line line[P];
         for (int p = 0; p < P; ++p) line[p] = Step::line(lines + p * words * LINE);
+        ask.some<P>();
         for (int r = 0; r < R; ++r) {
             const typename Step::Word word = Step::word(x + r * words * WORD);
             for (int p = 0; p < P; ++p) sums[r][p] = Step::add(sums[r][p], line[p], word);
         }
     }
+    asking = ask;
     for (int r = 0; r < R; ++r)
         for (int p = 0; p < P; ++p) (sums[r][p] * V::of(scale)).store(scores + r * SPLIT + p * LANES);
 }
@@ -56,7 +60,7 @@ struct ValueCall {
     float* sums;
 };
 template <class T, int R, int P>
-void value_tile(const ValueCall<T>& call, int64_t column, Range steps) {
+void value_tile(const ValueCall<T>& call, int64_t column, Range steps, Asking& asking) {
     using Step = typename StepOf<T>::Step;
     const int64_t width = call.columns * LANES, bytes = call.columns * LINE;
     float* to = call.sums + column * LANES;
@@ -65,23 +69,26 @@ void value_tile(const ValueCall<T>& call, int64_t column, Range steps) {
         for (int p = 0; p < P; ++p) sums[r][p] = V::load(to + r * width + p * LANES);
     const char* x = (const char*)call.weights + steps.begin * WORD;
     const char* lines = call.lines + steps.begin * bytes + column * LINE;
+    Asking ask = asking;
     for (int64_t j = steps.begin; j < steps.end; ++j, lines += bytes, x += WORD) {
         typename Step::Line line[P];
         for (int p = 0; p < P; ++p) line[p] = Step::line(lines + p * LINE);
+        ask.some<P>();
         for (int r = 0; r < R; ++r) {
             const typename Step::Word word = Step::word(x + r * SPLIT * int64_t(sizeof(T)));
             for (int p = 0; p < P; ++p) sums[r][p] = Step::add(sums[r][p], line[p], word);
         }
     }
+    asking = ask;
     for (int r = 0; r < R; ++r)
         for (int p = 0; p < P; ++p) sums[r][p].store(to + r * width + p * LANES);
 }
 template <class T, int R>
-void value_rows(const ValueCall<T>& call, Range steps) {
+void value_rows(const ValueCall<T>& call, Range steps, Asking& asking) {
     constexpr int P = columns_beside(R);
     int64_t column = 0;
-    for (; column + P <= call.columns; column += P) value_tile<T, R, P>(call, column, steps);
-    for (; column < call.columns; ++column) value_tile<T, R, 1>(call, column, steps);
+    for (; column + P <= call.columns; column += P) value_tile<T, R, P>(call, column, steps, asking);
+    for (; column < call.columns; ++column) value_tile<T, R, 1>(call, column, steps, asking);
 }
 
 // Calls f with std::integral_constant<int, rows>, 1 … TILE_ROWS.
@@ -158,7 +165,7 @@ inline void finish(const Partial& from, int64_t size, T* out) {
 
 // Adds the values of `strip` that each row sees. `call` holds the lines of position 0 of the split at step 0.
 template <class T>
-void add_values(const ValueCall<T>& call, const Range* seen, int rows, Range strip) {
+void add_values(const ValueCall<T>& call, const Range* seen, int rows, Range strip, Asking& asking) {
     constexpr int64_t INPUTS = StepOf<T>::INPUTS;
     Range part[TILE_ROWS], whole[TILE_ROWS], common{0, SPLIT};
     for (int r = 0; r < rows; ++r) {
@@ -175,22 +182,23 @@ void add_values(const ValueCall<T>& call, const Range* seen, int rows, Range str
     for (int r = 0; r < rows; ++r) {
         if (part[r].begin < part[r].end && part[r].begin % INPUTS) value_half(alone(r), part[r].begin / INPUTS, 1);
         const Range first{whole[r].begin, shared ? common.begin : whole[r].end};
-        if (first.begin < first.end) value_rows<T, 1>(alone(r), first);
+        if (first.begin < first.end) value_rows<T, 1>(alone(r), first, asking);
     }
-    if (shared) with_rows(rows, [&](auto r) { value_rows<T, r()>(call, common); });
+    if (shared) with_rows(rows, [&](auto r) { value_rows<T, r()>(call, common, asking); });
     for (int r = 0; r < rows; ++r) {
-        if (shared && common.end < whole[r].end) value_rows<T, 1>(alone(r), {common.end, whole[r].end});
+        if (shared && common.end < whole[r].end) value_rows<T, 1>(alone(r), {common.end, whole[r].end}, asking);
         if (part[r].begin < part[r].end && part[r].end % INPUTS) value_half(alone(r), part[r].end / INPUTS, 0);
     }
 }
 
 // Scores of some rows for the positions `groups` (multiples of sixteen) of the split; lines of its position 0 at `lines`.
 template <class T>
-void add_scores(const char* lines, int64_t words, const T* q, int rows, float scale, Range groups, float* scores) {
+void add_scores(const char* lines, int64_t words, const T* q, int rows, float scale, Range groups, float* scores,
+                Asking& asking) {
     with_rows(rows, [&](auto r) {
         int64_t at = groups.begin;
         for (; at + GROUPS_BESIDE * LANES <= groups.end; at += GROUPS_BESIDE * LANES)
-            score_tile<T, r(), GROUPS_BESIDE>(lines + at / LANES * words * LINE, words, q, scale, scores + at);
-        for (; at < groups.end; at += LANES) score_tile<T, r(), 1>(lines + at / LANES * words * LINE, words, q, scale, scores + at);
+            score_tile<T, r(), GROUPS_BESIDE>(lines + at / LANES * words * LINE, words, q, scale, scores + at, asking);
+        for (; at < groups.end; at += LANES) score_tile<T, r(), 1>(lines + at / LANES * words * LINE, words, q, scale, scores + at, asking);
     });
 }

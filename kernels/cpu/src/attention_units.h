@@ -53,6 +53,7 @@ struct OwnScratch {
     Work* works;
     char *keys, *values, *queries, *weights;
     float *scores, *sums, *state;
+    const char** asked;
     int64_t bytes;
 
     OwnScratch(const AttentionStep& step, char* memory) {
@@ -67,6 +68,8 @@ struct OwnScratch {
         scores = slices.take<float>(most_rows * SPLIT);
         sums = slices.take<float>(TILE_ROWS * width);
         state = slices.take<float>(rows * (width + 2));
+        // Float32 rows are the longest. A list is padded to a multiple of four, as STRIP is one.
+        asked = slices.take<const char*>(STRIP * ((step.head_size * 4 + LINE - 1) / LINE));
         bytes = slices.used();
     }
 };
