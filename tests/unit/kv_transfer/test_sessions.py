@@ -236,7 +236,7 @@ def test_a_session_expires_while_nothing_is_said():
 async def test_a_source_takes_a_new_session_before_the_old_one_expires(monkeypatch, session_s, sessions):
     async with Pair("tcp", SECRET, SECRET) as pair:
         greeted = []
-        monkeypatch.setattr("kv_transfer.tcp.greet", lambda *line: greeted.append(greet(*line)))
+        monkeypatch.setattr("kv_transfer.sessions.greet", lambda *line: greeted.append(greet(*line)))
         pair.source._limits = replace(QUICK, session_s=session_s)
         for _ in range(3):
             await pair.write()
