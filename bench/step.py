@@ -2,10 +2,11 @@
 
     bare     runner.execute of a decode batch                                in this process
     LLM      offline.LLM.generate, its steps after the first                  in this process
-    server   router and one worker that does both, streams over gRPC          processes of their own, the client another
+    gRPC     router and decode worker, which does both; streams over gRPC      processes of their own, the client another
+    SSE      the same, streams over HTTP                                       the same
 
-In turns in every round, so that a machine that drifts does not touch the ratios. Prompts are short: attention is the same
-small part everywhere. Does not know how any of them works.
+In turns in every round, the memory's limit too, so that a machine that drifts does not touch the ratios. Prompts are short:
+attention is the same small part everywhere. Does not know how any of them works.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench.checkpoint import HALF_B
 from bench.cluster import ServedCluster, serving
 from bench.engine import random_prompts
+from bench.limits import measure_limits
 from bench.load import LoadPlan, LoadRequest, Protocol, Route, run_load
 from bench.ours import load_runner
 from bench.progress import Say
@@ -31,7 +33,11 @@ from offline import LLM, SamplingParams
 BATCHES = (1, 8, 16)
 LOSS_BAR = 1.05
 KV_BYTES = 256 << 20
-WAYS = ("bare step", "LLM", "server")
+LIMIT = "memory limit"
+WAYS = ("bare step", "LLM", "gRPC", "SSE")
+LIMIT_BARS = {1: 1.15, 8: 1.3, 16: 1.5}
+LIMIT_TRIES = 2
+WARM_TOKENS = 2
 _GREEDY = EngineParams(temperature=0.0)
 
 
@@ -40,7 +46,7 @@ class StepBenchConfig:
     """Sizes in tokens. Served answers are longer by what streams may lead others by at the start."""
 
     threads: int = 2
-    rounds: int = 5
+    rounds: int = 3
     prompt_tokens: int = 16
     tokens: int = 24
     served_tokens: int = 40
@@ -52,12 +58,28 @@ class Seconds:
     """Seconds a token, one entry a round, by way and batch size."""
 
     of: dict[tuple[str, int], list[float]] = field(
-        default_factory=lambda: {(way, batch): [] for way in WAYS for batch in BATCHES}
+        default_factory=lambda: {(way, batch): [] for way in (LIMIT, *WAYS) for batch in BATCHES}
     )
 
     def spread_ms(self, way: str, batch: int) -> Spread:
         """In milliseconds."""
         return spread(self.of[way, batch], 1e3)
+
+    def said(self) -> str:
+        """The last round in a line, for who stops before the end."""
+        return " · ".join(
+            f"batch {batch}: " + ", ".join(f"{way} {1e3 * self.of[way, batch][-1]:.1f}" for way in (LIMIT, *WAYS))
+            for batch in BATCHES
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The model, loaded for each way."""
+
+    runner: ModelRunner
+    llm: LLM
+    cluster: ServedCluster
 
 
 def servable(checkpoint: Path) -> Path:
@@ -80,29 +102,41 @@ def servable(checkpoint: Path) -> Path:
 
 
 def run_step(checkpoint: Path, config: StepBenchConfig, say: Say) -> Report:
-    """A minute or two."""
-    say("step: loading the model three times")
+    """Two minutes where nothing else runs."""
+    say("step: loading the model four times")
     runner = load_runner(checkpoint, config.threads)
     with (
         LLM(checkpoint, threads=config.threads, kv_memory_bytes=KV_BYTES, tokenizer=False, prefix_caching=False) as llm,
-        serving(servable(checkpoint), config.threads, ("--no-prefix-caching",)) as cluster,
+        # SSE cannot ask for a way: `never` sends all of it to the one worker.
+        serving(servable(checkpoint), config.threads, ("--no-prefix-caching",), way="never") as cluster,
     ):
+        world = World(runner, llm, cluster)
+        say("step: warming up")
+        # Served answers stay as long: streams that begin one after the other must all stream at once for a while.
+        _round(world, replace(config, tokens=WARM_TOKENS), Seconds(), 0)
         seconds = Seconds()
-        for number in range(config.rounds + 1):
-            say(f"step: round {number} of {config.rounds}" if number else "step: warming up")
-            rng = random.Random(config.seed + number)
-            for batch in BATCHES:
-                prompts = random_prompts(rng, 2 * batch, config.prompt_tokens, HALF_B.vocab_size)
-                half = prompts[:batch]
-                measured = (
-                    bare_s(runner, half, config.tokens),
-                    llm_s(llm, prompts, config.tokens),
-                    server_s(cluster, half, config.served_tokens),
-                )
-                for way, taken in zip(WAYS, measured, strict=True):
-                    if number:
-                        seconds.of[way, batch].append(taken)
+        for number in range(1, config.rounds + 1):
+            say(f"step: round {number} of {config.rounds}")
+            _round(world, config, seconds, number)
+            say(f"step: {seconds.said()}")
     return step_report(seconds, config)
+
+
+def _round(world: World, config: StepBenchConfig, seconds: Seconds, number: int) -> None:
+    """Every way at every batch size, on the prompts of round `number`."""
+    rng = random.Random(config.seed + number)
+    read_s = HALF_B.matmul_parameters * 2 / measure_limits(config.threads, LIMIT_TRIES).read_gb_per_s.high / 1e9
+    for batch in BATCHES:
+        prompts = random_prompts(rng, 2 * batch, config.prompt_tokens, HALF_B.vocab_size)
+        half = prompts[:batch]
+        for way, taken in (
+            (LIMIT, read_s),
+            ("bare step", bare_s(world.runner, half, config.tokens)),
+            ("LLM", llm_s(world.llm, prompts, config.tokens)),
+            ("gRPC", server_s(world.cluster, Protocol.GRPC, half, config.served_tokens)),
+            ("SSE", server_s(world.cluster, Protocol.SSE, half, config.served_tokens)),
+        ):
+            seconds.of[way, batch].append(taken)
 
 
 def bare_s(runner: ModelRunner, prompts: list[list[int]], num_tokens: int) -> float:
@@ -146,10 +180,14 @@ def llm_s(llm: LLM, prompts: list[list[int]], num_tokens: int) -> float:
     return (taken[1] - taken[0]) / num_tokens
 
 
-def server_s(cluster: ServedCluster, prompts: list[list[int]], num_tokens: int) -> float:
+def server_s(cluster: ServedCluster, protocol: Protocol, prompts: list[list[int]], num_tokens: int) -> float:
     """The mean gap between a stream's tokens while all stream."""
-    requests = tuple(LoadRequest(tuple(prompt), num_tokens, Route.COLOCATED) for prompt in prompts)
-    answers = run_load(LoadPlan(Protocol.GRPC, cluster.grpc, cluster.model, len(requests), requests))
+    grpc = protocol is Protocol.GRPC
+    # Which way an answer went is only told, and checked, over gRPC.
+    route = Route.COLOCATED if grpc else Route.ANY
+    requests = tuple(LoadRequest(tuple(prompt), num_tokens, route) for prompt in prompts)
+    address = cluster.grpc if grpc else cluster.http
+    answers = run_load(LoadPlan(protocol, address, cluster.model, len(requests), requests))
     return steady_itl_s([answer.times for answer in answers])
 
 
@@ -158,8 +196,11 @@ def step_report(seconds: Seconds, config: StepBenchConfig) -> Report:
     measures, verdicts = [], []
     for batch in BATCHES:
         bare = seconds.spread_ms("bare step", batch)
-        for way in WAYS:
+        for way in (LIMIT, *WAYS):
             measures.append(Measure(f"{way}, batch {batch}", "ms a token", seconds.spread_ms(way, batch).runs))
+        over_limit = ratio(bare, seconds.spread_ms(LIMIT, batch))
+        name = f"bare step over the memory's limit, batch {batch}"
+        verdicts.append(Verdict(name, over_limit, "x", LIMIT_BARS[batch], False))
         for way in WAYS[1:]:
             over = ratio(seconds.spread_ms(way, batch), bare)
             verdicts.append(Verdict(f"{way} over the bare step, batch {batch}", over, "x", LOSS_BAR, False))
@@ -169,8 +210,8 @@ def step_report(seconds: Seconds, config: StepBenchConfig) -> Report:
         command=f"python -m bench step --rounds {config.rounds} --threads {config.threads}",
         method=f"0.5B-shaped bf16 model, {config.threads} threads, prompts of {config.prompt_tokens} tokens, greedy. Bare: the "
         f"mean of {config.tokens} calls of `execute`. LLM: a call of {config.tokens + 1} tokens less one of 1, over "
-        f"{config.tokens}. Server: the mean gap of streams over gRPC while all stream, through router and one worker that does "
-        "both; these and the client are on the same cores.",
+        f"{config.tokens}. gRPC, SSE: the mean gap of streams while all stream, through router and one worker that does both; "
+        "these and the client are on the same cores. Limit: all weights at the memory's read rate of the round.",
         measures=tuple(measures),
         verdicts=tuple(verdicts),
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bench.checkpoint import HALF_B, Shape
 from bench.peers.forms import Forms
+from bench.peers.plain import plain_checkpoint
 from bench.peers.report import Part, peers_report
 from bench.peers.run import PeersConfig, run_rounds
 from bench.peers.subjects import PEERS_PYTHON, missing, subjects
@@ -31,6 +32,7 @@ def shape_of(folder: Path) -> Shape:
 
 def run_peers(half_b: Path, small: Path, cache: Path, config: PeersConfig, say: Say) -> Report:
     """The 0.5B-shaped checkpoint, then the small real model, whose tokenizer also serves where an engine wants one."""
+    small = plain_checkpoint(small, cache, say)
     parts = []
     for name, folder, shape in (("0.5B", half_b, HALF_B), (small.name, small, shape_of(small))):
         forms = Forms(folder, cache, PEERS_PYTHON, tokenizer=small)

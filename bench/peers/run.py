@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 import subprocess
 import tempfile
@@ -63,6 +64,13 @@ class Failed(Exception):
     """A subject's process ended; carries its last words."""
 
 
+def last_words(said: str) -> str:
+    """The last line that tells of an error, else the last with anything in it: some libraries go on to talk when they end."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if re.search(r"\b\w*(Error|Exception)\b\W|^error:", line)]
+    return (errors or lines or ["no word"])[-1]
+
+
 @dataclass
 class Running:
     """A subject's process. Owns it until `end`."""
@@ -79,9 +87,7 @@ class Running:
         line = self.process.stdout.readline()
         if not line:
             self.words.seek(0)
-            raise Failed(
-                (self.words.read().decode(errors="replace").split("\n\n")[-1].strip() or "no word").splitlines()[-1]
-            )
+            raise Failed(last_words(self.words.read().decode(errors="replace")))
         said: dict[str, object] = json.loads(line)
         return said
 

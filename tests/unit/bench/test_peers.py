@@ -8,8 +8,9 @@ import pytest
 from bench.checkpoint import HALF_B, Shape, half_b_checkpoint
 from bench.limits import Limits
 from bench.peers.measure import shape_of
+from bench.peers.plain import plain_checkpoint
 from bench.peers.report import Part, ahead, over_limit, peers_report, prefill_s, read_limit_s, step_s
-from bench.peers.run import BATCHES, Outcome, PeersConfig, Turn, run_rounds
+from bench.peers.run import BATCHES, Outcome, PeersConfig, Turn, last_words, run_rounds
 from bench.peers.subjects import Subject
 from bench.peers.to_gguf import gguf_name, rotary_pairs, write_bf16
 from bench.stats import Spread
@@ -120,3 +121,32 @@ def test_rows_of_a_head_are_put_in_pairs():
 
     rows = torch.arange(8.0)[:, None]
     assert rotary_pairs(rows, 2)[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+
+
+def test_last_words_are_of_the_error_whatever_a_library_says_after_it():
+    assert (
+        last_words("loading\n[rank0]: ValueError: no such tensor\nloading: 0%\n\n")
+        == "[rank0]: ValueError: no such tensor"
+    )
+    assert last_words("loading\n\nkilled\n\n") == "killed"
+    assert last_words("\n") == "no word"
+
+
+def test_peers_get_no_blocks_to_read(tmp_path):
+    import gguf
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    weight, norm = torch.linspace(-1, 1, 4 * 64).view(4, 64), torch.ones(64, dtype=torch.bfloat16)
+    blocks = torch.from_numpy(gguf.quantize(weight.numpy(), gguf.GGMLQuantizationType.Q8_0))
+    folder = tmp_path / "digest" / "model"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    save_file({"w.weight.q8_0": blocks, "norm.weight": norm}, folder / "model.safetensors")
+    plain = plain_checkpoint(folder, tmp_path / "cache", lambda words: None)
+    assert plain.name == "model" and (plain / "config.json").read_text() == "{}"
+    made = load_file(plain / "model.safetensors")
+    assert set(made) == {"w.weight", "norm.weight"} and torch.equal(made["norm.weight"], norm)
+    assert made["w.weight"].dtype == torch.bfloat16
+    torch.testing.assert_close(made["w.weight"].float(), weight, atol=0.01, rtol=0)
+    assert plain_checkpoint(plain, tmp_path / "cache", lambda words: None) == plain
